@@ -1,0 +1,1 @@
+"""The controller: rollouts to running agents, as local processes or Kubernetes Jobs."""

@@ -1,0 +1,1 @@
+"""The gateway: the only owner of state. Rollouts, attempts, events, models, phase; picks the engine."""

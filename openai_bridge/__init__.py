@@ -1,0 +1,1 @@
+"""The bridge: harness dialects to token ids and back. Stateless."""

@@ -1,0 +1,1 @@
+"""The trainer: the driver (no torch) and, in `megatron`, the ranks."""

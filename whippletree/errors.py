@@ -1,0 +1,203 @@
+"""The errors that every service raises and every client gets back: one class per reason of `error_reason.proto`.
+
+In: facts, raised where they are known. Out: google.rpc.Status with one ErrorInfo (`to_status`), or the same error again
+on the caller's side (`from_rpc_error`). The one interceptor of `serve.py` does the first, clients do the second.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+DOMAIN = "whippletree"
+
+
+class WhippletreeError(Exception):
+    """Base: `reason` is the enum's name without its prefix, `code` the gRPC code, `metadata` facts for machines."""
+
+    reason: ClassVar[str] = "INTERNAL"
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+
+    def __init__(self, message: str, *, retry_after: float | None = None, **metadata: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+        self.metadata: Mapping[str, str] = {key: str(value) for key, value in metadata.items()}
+
+    def to_status(self) -> status_pb2.Status:
+        """google.rpc.Status with exactly one ErrorInfo, and RetryInfo where `retry_after` (seconds) is known."""
+        info = error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=dict(self.metadata))
+        status = status_pb2.Status(code=code_pb2.Code.Value(self.code.name), message=self.message)
+        status.details.add().Pack(info)
+        if self.retry_after is not None:
+            delay = Duration()
+            delay.FromMilliseconds(int(self.retry_after * 1000))
+            status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+        return status
+
+
+class InvalidFieldError(WhippletreeError):
+    """A field is missing or out of range; say which by `field=`."""
+
+    reason = "INVALID_FIELD"
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class NotFoundError(WhippletreeError):
+    """No such resource; `name=`."""
+
+    reason = "NOT_FOUND"
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class AlreadyExistsError(WhippletreeError):
+    """A resource of this id exists with other content; `name=`."""
+
+    reason = "ALREADY_EXISTS"
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class RequestIdReusedError(WhippletreeError):
+    """The request id was used for another body."""
+
+    reason = "REQUEST_ID_REUSED"
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class WrongStateError(WhippletreeError):
+    """The state machine has no such transition; `from_state=`, `to_state=`."""
+
+    reason = "WRONG_STATE"
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class StaleAttemptError(WhippletreeError):
+    """The attempt is not the current one; `attempt=`, `current=`."""
+
+    reason = "STALE_ATTEMPT"
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class RolloutEndedError(WhippletreeError):
+    """The rollout takes no more events or calls; `name=`."""
+
+    reason = "ROLLOUT_ENDED"
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class RewardNotFiniteError(WhippletreeError):
+    """A reward is NaN or infinite."""
+
+    reason = "REWARD_NOT_FINITE"
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class ContextLengthExceededError(WhippletreeError):
+    """The prompt leaves no room; `prompt_tokens=`, `context_length=`."""
+
+    reason = "CONTEXT_LENGTH_EXCEEDED"
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class TokenOutOfVocabularyError(WhippletreeError):
+    """A token id lies outside the vocabulary; `token=`, `vocabulary_size=`."""
+
+    reason = "TOKEN_OUT_OF_VOCABULARY"
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class HeldTooLongError(WhippletreeError):
+    """A generation was held longer than the run's max_hold."""
+
+    reason = "HELD_TOO_LONG"
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class EngineUnavailableError(WhippletreeError):
+    """The engine cannot be reached or failed; `engine=`."""
+
+    reason = "ENGINE_UNAVAILABLE"
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class ShuttingDownError(WhippletreeError):
+    """The service starts or stops."""
+
+    reason = "SHUTTING_DOWN"
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class OverloadedError(WhippletreeError):
+    """A bounded queue is full."""
+
+    reason = "OVERLOADED"
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class InternalError(WhippletreeError):
+    """A fault of ours: the message never holds an exception's text."""
+
+
+class DeadlineError(WhippletreeError):
+    """The caller's deadline passed."""
+
+    reason = "DEADLINE"
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class ServiceUnavailableError(WhippletreeError):
+    """The other service gave no answer (made on the caller's side from a bare UNAVAILABLE)."""
+
+    reason = "SHUTTING_DOWN"
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class RemoteError(WhippletreeError):
+    """An error of the other side without a reason that this side knows; `status` holds its gRPC code."""
+
+    def __init__(self, message: str, *, status: grpc.StatusCode) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def from_rpc_error(error: grpc.RpcError) -> WhippletreeError:
+    """The error that the other side raised; ServiceUnavailableError where it gave no answer at all."""
+    code, details = error.code(), error.details() or ""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # every RpcError of a call is a Call
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            for known in _BY_REASON.get(info.reason, ()):
+                found = known(details)
+                found.metadata = dict(info.metadata)
+                return found
+    if code == grpc.StatusCode.UNAVAILABLE:
+        return ServiceUnavailableError(details)
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(details)
+    return RemoteError(details, status=code)
+
+
+_BY_REASON: Mapping[str, tuple[type[WhippletreeError], ...]] = {
+    kind.reason: (kind,)
+    for kind in (
+        InvalidFieldError,
+        NotFoundError,
+        AlreadyExistsError,
+        RequestIdReusedError,
+        WrongStateError,
+        StaleAttemptError,
+        RolloutEndedError,
+        RewardNotFiniteError,
+        ContextLengthExceededError,
+        TokenOutOfVocabularyError,
+        HeldTooLongError,
+        EngineUnavailableError,
+        ShuttingDownError,
+        OverloadedError,
+        DeadlineError,
+    )
+}

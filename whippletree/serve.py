@@ -1,0 +1,149 @@
+"""How every service serves: limits, health, reflection, errors, and a stop that lets calls in flight end.
+
+In: servicers. Out: a listening `grpc.aio` server. Order of a stop: health says NOT_SERVING, `drain` ends what only the
+service can end, calls in flight get `grace` seconds, then the server closes.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from whippletree.channel import MESSAGE_LIMIT
+from whippletree.errors import InternalError, WhippletreeError
+from whippletree.log import ROLLOUT
+
+log = logging.getLogger(__name__)
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+    ("grpc.max_send_message_length", MESSAGE_LIMIT),
+    # Envoy and our channels ping every 30 s; by default the server answers too_many_pings and kills calls in flight.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # By default the core cancels calls at random above 1,000 pending ones.
+    ("grpc.server.max_pending_requests", 1 << 20),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
+    ("grpc.so_reuseport", 0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One gRPC service: its full name and what adds its servicer to a server."""
+
+    full_name: str
+    register: Callable[[grpc.aio.Server], None]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns WhippletreeError into google.rpc.Status, and anything unforeseen into INTERNAL without its text."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                _unary(handler.unary_unary, handler_call_details.method),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(
+                _stream(handler.unary_stream, handler_call_details.method),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return handler
+
+
+def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await method(request, context)
+        except WhippletreeError as error:
+            await context.abort_with_status(rpc_status.to_status(error.to_status()))
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception:
+            log.exception("unforeseen failure in %s", name)
+            await context.abort_with_status(rpc_status.to_status(InternalError("internal error").to_status()))
+
+    return guarded
+
+
+def _stream(method: Callable[..., AsyncIterator[Any]], name: str) -> Callable[..., AsyncIterator[Any]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            async for message in method(request, context):
+                yield message
+        except WhippletreeError as error:
+            await context.abort_with_status(rpc_status.to_status(error.to_status()))
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception:
+            log.exception("unforeseen failure in %s", name)
+            await context.abort_with_status(rpc_status.to_status(InternalError("internal error").to_status()))
+
+    return guarded
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    services: Sequence[Service],
+    address: str,
+    *,
+    grace: float = 5.0,
+    drain: Callable[[], Awaitable[None]] | None = None,
+) -> AsyncIterator[int]:
+    """Serve on `host:port` (port 0 = any free one) while the block runs; yields the port. OSError where it is taken."""
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=OPTIONS)
+    for service in services:
+        service.register(server)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    names = [service.full_name for service in services]
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}: the port is taken or the address is not ours") from error
+    await server.start()
+    for name in ("", *names):
+        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    try:
+        yield port
+    finally:
+        await checks.enter_graceful_shutdown()
+        if drain is not None:
+            await drain()
+        await server.stop(grace)
+
+
+async def until_signal() -> None:
+    """Return at the first SIGTERM or SIGINT."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+def remember_rollout(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Put the metadata `whippletree-rollout` into the log context of this call."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "whippletree-rollout":
+            ROLLOUT.set(str(value))

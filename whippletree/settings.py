@@ -1,0 +1,73 @@
+"""Settings of every service: defaults < TOML file (`--config`) < environment (`GATEWAY_STORE__PATH`) < argument.
+
+Frozen; an unknown key is an error that names it. Each service has one class in its `settings.py`; `load` is called in
+`__main__`, and nothing below `server.py` reads configuration.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+S = TypeVar("S", bound="ServiceSettings")
+
+
+class Section(BaseModel):
+    """A part of the settings, handed to the part of the service that owns it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ServiceSettings(BaseSettings):
+    """Base of a service's settings. Give `env_prefix` in a subclass's model_config."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_nested_delimiter="__",
+        use_attribute_docstrings=True,
+        nested_model_default_partial_update=True,
+    )
+
+
+def load(kind: type[S], arguments: Sequence[str] | None = None) -> S:
+    """Settings of `kind` from file, environment and arguments; exits with 2 and names the keys that do not fit."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config", type=Path)
+    known, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else list(arguments))
+    if known.config is not None and not known.config.is_file():
+        _fail(f"--config: no such file: {known.config}")
+
+    class Loaded(kind):  # type: ignore[valid-type,misc]
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, known.config)
+
+    Loaded.__doc__ = (kind.__doc__ or "") + "\n\n--config FILE: a TOML file with the same keys."
+    try:
+        settings: S = CliApp.run(Loaded, cli_args=rest)
+    except ValidationError as error:
+        _fail("; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()))
+    return settings
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"settings: {message}", file=sys.stderr)
+    raise SystemExit(2)
