@@ -1,0 +1,31 @@
+"""Settings of a rank: how the model is laid out over processes, and the optimizer's constants."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How processes share the model; data parallelism takes what is left of the world size."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamSettings:
+    """Constants of Adam with decoupled weight decay; rate, decay and clipping come with each step."""
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """Everything a rank is started with."""
+
+    layout: Layout = Layout()
+    adam: AdamSettings = AdamSettings()
+    seed: int = 1234
+    layer_spec: str = "local"  # local: own attention core, any device; te: TransformerEngine, CUDA only
