@@ -38,12 +38,12 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: int) ->
 
 
 class Pad(torch.autograd.Function):
-    """[T, ...] -> [slots, ...] with zeros between; gradients come back by the same index."""
+    """[T, ...] -> [places, ...]; what stands in padding is finite and never seen, so only tokens have gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, slots: torch.Tensor, size: int) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, slots: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(slots)
-        return x.new_zeros(size, *x.shape[1:]).index_copy_(0, slots, x)
+        return x.index_select(0, fill)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -51,7 +51,7 @@ class Pad(torch.autograd.Function):
 
 
 class Unpad(torch.autograd.Function):
-    """[slots, ...] -> [T, ...]: the inverse of Pad."""
+    """[places, ...] -> [T, ...]: the inverse of Pad; padding gets a gradient of 0."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -112,7 +112,7 @@ class PackedCausalAttention(MegatronModule):  # type: ignore[misc]
 
 def rotary_tables(packed: Any, base: float, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(cos, sin) [T, 1, D/2] of the micro-batch's positions; made by the first layer, kept for the others."""
-    tables: tuple[torch.Tensor, torch.Tensor] | None = getattr(packed, "rotary", None)
+    tables: tuple[torch.Tensor, torch.Tensor] | None = packed.rotary
     if tables is None:
         half = torch.arange(0, like.shape[-1], 2, dtype=torch.float32, device=like.device) / like.shape[-1]
         angles = packed.plan.positions.float()[:, None] * (1.0 / base**half)
@@ -127,7 +127,7 @@ def grouped_attention(
     sizes = [group.sequence_count * group.length for group in plan.groups]
     padded = (query, key, value)
     if plan.slots is not None:
-        padded = tuple(Pad.apply(x, plan.slots, sum(sizes)) for x in padded)  # type: ignore[assignment]
+        padded = tuple(Pad.apply(x, plan.slots, plan.fill) for x in padded)  # type: ignore[assignment]
     outs = []
     for group, q, k, v in zip(plan.groups, *(x.split(sizes) for x in padded), strict=True):
         shape = (group.sequence_count, group.length)

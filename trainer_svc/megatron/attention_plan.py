@@ -32,6 +32,7 @@ class AttentionPlan:
     positions: torch.Tensor  # [T] int64, of this rank's tokens within their sequences
     groups: tuple[Group, ...]  # without context parallelism
     slots: torch.Tensor | None  # [T] place of each token in the padded groups, one after another; None: the same place
+    fill: torch.Tensor | None  # [all places] the token that each place reads: its own, or any where there is none
     mask: torch.Tensor | None  # [T, all keys] bool, with context parallelism: True where attention is allowed
 
 
@@ -48,10 +49,14 @@ def plan_attention(
         key_sequences = np.concatenate([ids for ids, _ in every_rank])
         key_positions = np.concatenate([places for _, places in every_rank])
         allowed = (sequences[:, None] == key_sequences) & (key_positions <= positions[:, None])
-        return AttentionPlan(positions=on_device, groups=(), slots=None, mask=torch.from_numpy(allowed).to(device))
+        return AttentionPlan(positions=on_device, groups=(), slots=None, fill=None, mask=torch.from_numpy(allowed).to(device))
     groups, slots = group_sequences(lengths)
-    where = None if slots is None else torch.from_numpy(slots).to(device)
-    return AttentionPlan(positions=on_device, groups=groups, slots=where, mask=None)
+    if slots is None:
+        return AttentionPlan(positions=on_device, groups=groups, slots=None, fill=None, mask=None)
+    fill = np.zeros(sum(group.sequence_count * group.length for group in groups), np.int64)
+    fill[slots] = np.arange(len(slots))
+    where, what = torch.from_numpy(slots).to(device), torch.from_numpy(fill).to(device)
+    return AttentionPlan(positions=on_device, groups=groups, slots=where, fill=what, mask=None)
 
 
 def group_sequences(lengths: IntArray) -> tuple[tuple[Group, ...], IntArray | None]:

@@ -1,8 +1,9 @@
 """MicroBatch -> the tensors of one forward pass, in megatron's packed (THD) format.
 
-Order: pad each sequence for context parallelism, shift the target-aligned arrays so that position i predicts token i+1,
-take this context rank's part, plan the attention. Everything here is NumPy on the host until the last step.
-Shape suffixes: T tokens of the micro-batch, P padded tokens, L local tokens (P / context ranks), S sequences.
+Order: pad each sequence for context parallelism, take this context rank's part, find the positions whose next token is
+wanted, plan the attention. Everything here is NumPy on the host until the last step. Only wanted positions go through
+the output layer: observation tokens need no logits.
+Shape suffixes: T tokens of the micro-batch, L local tokens (padded T / context ranks), N wanted positions, S sequences.
 """
 
 from dataclasses import dataclass
@@ -12,10 +13,8 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from numpy.typing import NDArray
 
-from trainer_svc.megatron.attention_plan import AttentionPlan, plan_attention
+from trainer_svc.megatron.attention_plan import AttentionPlan, IntArray, plan_attention
 from trainer_svc.microbatch import MicroBatch
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass
@@ -23,6 +22,7 @@ class Packed(PackedSeqParams):  # type: ignore[misc]
     """Megatron's description of packed sequences, with the plan that our attention core follows in every layer."""
 
     plan: AttentionPlan | None = None
+    rotary: tuple[torch.Tensor, torch.Tensor] | None = None  # filled by the first layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,13 +31,13 @@ class Batch:
 
     token_ids: torch.Tensor  # [1, L] int64
     position_ids: torch.Tensor  # [1, L] int64
-    labels: torch.Tensor  # [1, L] int64: the next token, 0 where there is none
-    loss_weights: torch.Tensor  # [1, L] of the label
-    advantages: torch.Tensor  # [1, L] of the label
-    rollout_logprobs: torch.Tensor  # [1, L] of the label
     packed: Packed
-    source: IntArray  # [L] index into the micro-batch's T tokens, -1 for padding
-    ends_sequence: NDArray[np.bool_]  # [L] True where there is no next token
+    wanted: torch.Tensor  # [N] int64: local positions whose next token is predicted; never empty
+    labels: torch.Tensor  # [N] int64: those next tokens
+    loss_weights: torch.Tensor  # [N] of the label
+    advantages: torch.Tensor  # [N] of the label
+    rollout_logprobs: torch.Tensor  # [N] of the label
+    targets: IntArray  # [N] index of the label among the micro-batch's T tokens; -1: nothing to predict, weight 0
     forward_tokens: int  # T, counted by the first context rank alone
 
 
@@ -49,54 +49,68 @@ def padded_lengths(lengths: IntArray, context_size: int) -> IntArray:
 
 def local_positions(lengths: IntArray, context_size: int, context_rank: int) -> tuple[IntArray, IntArray]:
     """(sequence [L], position [L]) of a context rank's tokens: part r and its mirror image, which balances causal work."""
-    sequences, positions = [], []
-    for index, length in enumerate(lengths.tolist()):
-        if context_size == 1:
-            own = np.arange(length)
-        else:
-            parts = np.arange(length).reshape(2 * context_size, -1)
-            own = np.concatenate([parts[context_rank], parts[2 * context_size - 1 - context_rank]])
-        positions.append(own)
-        sequences.append(np.full(len(own), index))
-    return np.concatenate(sequences), np.concatenate(positions)
+    if context_size == 1:
+        sequences = np.repeat(np.arange(len(lengths)), lengths)
+        return sequences, np.arange(len(sequences)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    parts = [np.arange(length).reshape(2 * context_size, -1) for length in lengths.tolist()]
+    own = [np.concatenate([part[context_rank], part[-1 - context_rank]]) for part in parts]
+    return np.repeat(np.arange(len(lengths)), [len(part) for part in own]), np.concatenate(own)
 
 
 def make_batch(
-    micro_batch: MicroBatch, device: torch.device, context_size: int = 1, context_rank: int = 0
+    micro_batch: MicroBatch,
+    device: torch.device,
+    *,
+    every_token: bool = False,
+    context_size: int = 1,
+    context_rank: int = 0,
 ) -> Batch:
-    """The rank's tensors. An empty micro-batch becomes one token of weight 0, because megatron must run something."""
-    ends = micro_batch.cu_seqlens.astype(np.int64)
-    starts, lengths = (ends[:-1], np.diff(ends)) if micro_batch.sequence_count else (np.zeros(1, np.int64), np.ones(1, np.int64))
-    token_count = micro_batch.token_count
-    sequences, positions = local_positions(padded_lengths(lengths, context_size), context_size, context_rank)
-    is_token = positions < np.minimum(lengths, token_count)[sequences]
-    has_next = positions + 1 < lengths[sequences]
-    source = np.where(is_token, starts[sequences] + positions, -1)
-    target = np.where(has_next, starts[sequences] + positions + 1, -1)
+    """The rank's tensors; wanted are the tokens with a loss weight, or every token that has one before it.
 
-    def take(values: NDArray[np.generic], index: IntArray) -> torch.Tensor:
-        padded = np.append(values, values.dtype.type(0))  # index -1 reads 0
-        return torch.from_numpy(padded[index])[None].to(device, non_blocking=True)
+    An empty micro-batch becomes one token of weight 0, because megatron must run something.
+    """
+    lengths = np.diff(micro_batch.cu_seqlens).astype(np.int64)
+    starts = micro_batch.cu_seqlens[:-1].astype(np.int64)
+    if not len(lengths):
+        lengths, starts = np.ones(1, np.int64), np.zeros(1, np.int64)
+    padded = padded_lengths(lengths, context_size)
+    every_rank = [local_positions(padded, context_size, rank) for rank in range(context_size)]
+    sequences, positions = every_rank[context_rank]
+    source = np.where(positions < lengths[sequences], starts[sequences] + positions, -1)
+    target = np.where(positions + 1 < lengths[sequences], source + 1, -1)
+    wanted = np.flatnonzero((target >= 0) & (every_token | (_read(micro_batch.loss_weights, target) != 0)))
+    if not len(wanted):
+        wanted, target = np.zeros(1, np.int64), np.full_like(target, -1)
+    targets = target[wanted]
 
-    ids = micro_batch.token_ids.astype(np.int64)
+    def move(array: NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    token_ids = micro_batch.token_ids.astype(np.int64)
     return Batch(
-        token_ids=take(ids, source),
-        position_ids=torch.from_numpy(positions)[None].to(device),
-        labels=take(ids, target),
-        loss_weights=take(micro_batch.loss_weights, target),
-        advantages=take(micro_batch.advantages, target),
-        rollout_logprobs=take(micro_batch.rollout_logprobs, target),
-        packed=_packed(padded_lengths(lengths, context_size), device, context_size, context_rank),
-        source=source,
-        ends_sequence=~has_next,
-        forward_tokens=token_count if context_rank == 0 else 0,
+        token_ids=move(_read(token_ids, source)[None]),
+        position_ids=move(positions[None]),
+        packed=_packed(padded, every_rank, context_rank, device),
+        wanted=move(wanted),
+        labels=move(_read(token_ids, targets)),
+        loss_weights=move(_read(micro_batch.loss_weights, targets)),
+        advantages=move(_read(micro_batch.advantages, targets)),
+        rollout_logprobs=move(_read(micro_batch.rollout_logprobs, targets)),
+        targets=targets,
+        forward_tokens=micro_batch.token_count if context_rank == 0 else 0,
     )
 
 
-def _packed(lengths: IntArray, device: torch.device, context_size: int, context_rank: int) -> Packed:
+def _read(values: NDArray[np.generic], index: IntArray) -> NDArray[np.generic]:
+    """values[index], and 0 where the index is -1."""
+    return np.append(values, values.dtype.type(0))[index]
+
+
+def _packed(
+    lengths: IntArray, every_rank: list[tuple[IntArray, IntArray]], context_rank: int, device: torch.device
+) -> Packed:
     """Megatron's parameters for sequences of these padded lengths."""
     ends = torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32)).to(device)
-    every_rank = [local_positions(lengths, context_size, rank) for rank in range(context_size)]
     longest = int(lengths.max())
     return Packed(
         qkv_format="thd",
@@ -109,8 +123,8 @@ def _packed(lengths: IntArray, device: torch.device, context_size: int, context_
 
 
 def target_aligned(values: torch.Tensor, batch: Batch, token_count: int) -> NDArray[np.float32]:
-    """[1, L] values of labels -> [T] aligned with the target token; 0 where this rank has no value."""
+    """[N] values of labels -> [T] aligned with the target token; 0 where this rank has no value."""
     out = np.zeros(token_count, np.float32)
-    own = (batch.source >= 0) & ~batch.ends_sequence
-    out[batch.source[own] + 1] = values[0].float().cpu().numpy()[own]
+    given = batch.targets >= 0
+    out[batch.targets[given]] = values.float().cpu().numpy()[given]
     return out

@@ -17,10 +17,10 @@ from trainer_svc.microbatch import Float32Array, MicroBatch
 def compute_logprobs(trainer: Trainer, micro_batches: Iterable[MicroBatch]) -> tuple[Float32Array, ...]:
     """Target-aligned log-probabilities [T] of each micro-batch; tensor, pipeline and context peers answer the same."""
     given = list(micro_batches)
-    batches = to_batches(trainer, given)
+    batches = to_batches(trainer, given, every_token=True)
 
     def loss_function(batch: Batch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        values = token_logprobs(logits, batch.labels)
+        values = token_logprobs(logits[0], batch.labels)
         return values.sum(), torch.zeros((), dtype=torch.int, device=logits.device), values
 
     trainer.model.eval()

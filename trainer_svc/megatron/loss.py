@@ -1,7 +1,7 @@
 """Losses: logits and a batch -> a plain sum and its figures.
 
 No loss here divides by anything: the weights already hold the global normalisation (paper, Eq. 14 to 16).
-Shape suffixes: L local tokens, V vocabulary entries of this tensor rank.
+Shape suffixes: N wanted positions of the batch, V vocabulary entries of this tensor rank.
 """
 
 import torch
@@ -18,10 +18,9 @@ SUMS = ("loss", "trained_tokens", "forward_tokens", "kl", "clipped", "entropy") 
 
 
 def token_logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """[1, L, V] and [1, L] -> [1, L] natural log-probabilities in fp32; `logits` stay as they are."""
+    """[N, V] and [N] -> [N] natural log-probabilities in fp32; `logits` stay as they are."""
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
-        losses = F.cross_entropy(logits[0].float(), labels[0], reduction="none")
-        return -losses[None]
+        return -F.cross_entropy(logits.float(), labels, reduction="none")
     # Megatron's function turns fp32 logits into probabilities in place.
     own = logits.clone() if logits.dtype == torch.float32 else logits
     return -tensor_parallel.vocab_parallel_cross_entropy(own, labels)
@@ -29,7 +28,7 @@ def token_logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def token_entropies(logits: torch.Tensor) -> torch.Tensor:
-    """[1, L, V] -> [1, L] entropies in nats, over all tensor ranks' vocabulary."""
+    """[N, V] -> [N] entropies in nats, over all tensor ranks' vocabulary."""
     group = parallel_state.get_tensor_model_parallel_group()
     wide = logits.float()
     peak = wide.amax(-1)
@@ -42,7 +41,7 @@ def token_entropies(logits: torch.Tensor) -> torch.Tensor:
 
 
 def compute(kind: LossKind, config: LossConfig, logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss to differentiate, sums [len(SUMS)], largest ratio deviation) of one micro-batch."""
+    """(loss to differentiate, sums [len(SUMS)], largest ratio deviation) of one micro-batch; logits [N, V]."""
     logprobs = token_logprobs(logits, batch.labels)
     weights = batch.loss_weights
     trained = weights != 0
@@ -60,7 +59,7 @@ def compute(kind: LossKind, config: LossConfig, logits: torch.Tensor, batch: Bat
 def policy_losses(
     log_ratio: torch.Tensor, advantages: torch.Tensor, config: LossConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(losses [1, L], clipped [1, L]) of the clipped policy gradient; clipped tokens have no gradient."""
+    """(losses [N], clipped [N]) of the clipped policy gradient; clipped tokens have no gradient."""
     ratio = log_ratio.exp()
     plain = ratio * advantages
     bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages

@@ -16,6 +16,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer_svc.megatron.attention import PackedCausalAttention
 from trainer_svc.megatron.device import Device, config_flags
+from trainer_svc.megatron.layers import RmsNorm, SwiGlu
 from trainer_svc.megatron.settings import Layout
 
 
@@ -95,7 +96,7 @@ def check_layout(architecture: Architecture, layout: Layout) -> None:
             raise ValueError(f"{count} {what} do not divide by {parts} ranks")
 
 
-def transformer_config(architecture: Architecture, layout: Layout, device: Device) -> TransformerConfig:
+def transformer_config(architecture: Architecture, layout: Layout, device: Device, spec: str) -> TransformerConfig:
     """Megatron's configuration of this architecture."""
     config = TransformerConfig(
         num_layers=architecture.layer_count,
@@ -119,6 +120,7 @@ def transformer_config(architecture: Architecture, layout: Layout, device: Devic
         bf16=device.is_cuda,
         params_dtype=device.dtype,
         pipeline_dtype=device.dtype,
+        use_te_activation_func=spec == "local",  # megatron's name for "take the activation from the layer spec"
         calculate_per_token_loss=True,  # no averaging anywhere: the loss is a plain sum
         **config_flags(),
     )
@@ -133,7 +135,12 @@ def layer_spec(architecture: Architecture, name: str) -> Any:
     if name != "local":
         raise ValueError(f"unknown layer spec {name!r}")
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=architecture.qk_norm)
-    spec.submodules.self_attention.submodules.core_attention = PackedCausalAttention
+    layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+    attention.core_attention = PackedCausalAttention
+    layer.input_layernorm = layer.pre_mlp_layernorm = RmsNorm
+    if architecture.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RmsNorm
+    layer.mlp.submodules.activation_func = SwiGlu
     return spec
 
 
@@ -141,7 +148,7 @@ def build(architecture: Architecture, layout: Layout, device: Device, spec: str)
     """This rank's part of the model, with weights yet to be loaded."""
     check_layout(architecture, layout)
     model = GPTModel(
-        transformer_config(architecture, layout, device),
+        transformer_config(architecture, layout, device, spec),
         layer_spec(architecture, spec),
         vocab_size=architecture.vocabulary_size,
         max_sequence_length=architecture.maximum_length,

@@ -23,7 +23,7 @@ def accumulate_gradients(trainer: Trainer, command: TrainStep, batches: list[Bat
     trainer.optimizer.zero_grad()
 
     def loss_function(batch: Batch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        total, sums, deviation = loss.compute(command.loss, command.config, logits, batch)
+        total, sums, deviation = loss.compute(command.loss, command.config, logits[0], batch)
         return total, torch.zeros((), dtype=torch.int, device=logits.device), (sums, deviation)
 
     trainer.model.train()

@@ -32,12 +32,28 @@ class Trainer:
     model: Any  # DistributedDataParallel
     optimizer: MegatronOptimizer
     device: Device
+    output: "OutputPositions"
+
+
+class OutputPositions:
+    """Sends only the wanted positions through the output layer; `wanted` is set before each forward pass."""
+
+    def __init__(self, model: GPTModel) -> None:
+        self.wanted: torch.Tensor | None = None  # [N]
+        if model.post_process:
+            model.output_layer.register_forward_pre_hook(self._select)
+
+    def _select(self, _layer: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """[L, 1, hidden] -> [N, 1, hidden]."""
+        assert self.wanted is not None
+        return (args[0].index_select(0, self.wanted), *args[1:])
 
 
 def make_trainer(model: GPTModel, device: Device, adam: AdamSettings) -> Trainer:
     """Wraps a model that holds its weights with gradient buffers and a fresh Adam."""
     config = model.config
     config.finalize_model_grads_func = sum_gradients
+    output = OutputPositions(model)
     wrapped = Float16Module(config, model) if device.is_cuda else model
     ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False)
     ddp = DistributedDataParallel(config, ddp_config, wrapped)
@@ -51,7 +67,10 @@ def make_trainer(model: GPTModel, device: Device, adam: AdamSettings) -> Trainer
         bf16=device.is_cuda,
         params_dtype=device.dtype,
     )
-    return Trainer(model=ddp, optimizer=get_megatron_optimizer(optimizer_config, [ddp]), device=device)
+    optimizer = get_megatron_optimizer(optimizer_config, [ddp])
+    for group in optimizer.param_groups:
+        group["fused"] = True  # torch's one-pass Adam, on CPU and GPU
+    return Trainer(model=ddp, optimizer=optimizer, device=device, output=output)
 
 
 def sum_gradients(model: list[Any], _num_tokens: torch.Tensor | None = None, **kwargs: Any) -> None:
@@ -69,6 +88,7 @@ def run_passes(trainer: Trainer, batches: list[Batch], loss_function: Callable[[
 
     def forward_step(iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, LossFunction]:
         batch = next(iterator)
+        trainer.output.wanted = batch.wanted
         out = model(batch.token_ids, batch.position_ids, None, packed_seq_params=batch.packed)
         return out, partial(loss_function, batch)
 
@@ -84,8 +104,11 @@ def run_passes(trainer: Trainer, batches: list[Batch], loss_function: Callable[[
     return kept
 
 
-def to_batches(trainer: Trainer, micro_batches: Iterable[MicroBatch]) -> list[Batch]:
+def to_batches(trainer: Trainer, micro_batches: Iterable[MicroBatch], *, every_token: bool = False) -> list[Batch]:
     """The rank's tensors; a rank without any still runs one empty micro-batch, and so joins the gradient's sum."""
     size, rank = context_rank()
     given = list(micro_batches) or [empty_micro_batch()]
-    return [make_batch(micro_batch, trainer.device.torch_device, size, rank) for micro_batch in given]
+    return [
+        make_batch(micro_batch, trainer.device.torch_device, every_token=every_token, context_size=size, context_rank=rank)
+        for micro_batch in given
+    ]
