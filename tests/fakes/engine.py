@@ -278,9 +278,9 @@ def refusal(input_ids: Sequence[int], sampling: Mapping[str, Any]) -> str:
     new = sampling.get("max_new_tokens", 128)
     if len(input_ids) + new > MAX_CONTEXT:
         return (
-            f"Requested token count exceeds the model's maximum context length of {MAX_CONTEXT} tokens. You requested a "
-            f"total of {len(input_ids) + new} tokens: {len(input_ids)} tokens from the input messages and {new} tokens for "
-            "the completion. Please reduce the number of tokens in the input messages or the completion to fit within "
-            "the limit."
+            f"Requested token count exceeds the model's maximum context length of {MAX_CONTEXT} tokens. "
+            f"You requested a total of {len(input_ids) + new} tokens: {len(input_ids)} tokens from the input messages "
+            f"and {new} tokens for the completion. Please reduce the number of tokens in the input messages or the "
+            "completion to fit within the limit."
         )
     return ""

@@ -1,4 +1,4 @@
-"""One scripted generation of the fake engine: which tokens, which log-probabilities, which weight versions, how it ended.
+"""One scripted generation of the fake engine: its tokens, log-probabilities, weight versions and end.
 
 In: a ``Reply`` from the test's script and the request's sampling parameters.
 Out: the body of ``/generate`` with exactly the real server's fields (see ``sglang_shapes/generate_*.json``).
@@ -18,7 +18,8 @@ class Reply:
     ``logprobs``: one natural log-probability per token; default -0.5 for each.
     ``finish``: how it ends after the last token: ``stop`` (``matched`` is the last token), ``length``, or the whole
     ``finish_reason`` object. A reply longer than ``max_new_tokens`` is cut there with ``length``.
-    ``gates``: token index -> event; that token is sampled only once the event is set. Index ``len(token_ids)`` holds the end.
+    ``gates``: token index -> event; that token is sampled only once the event is set.
+    Index ``len(token_ids)`` holds the end.
     """
 
     token_ids: Sequence[int]
