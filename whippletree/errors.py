@@ -167,13 +167,14 @@ def from_rpc_error(error: grpc.RpcError) -> WhippletreeError:
     """The error that the other side raised; ServiceUnavailableError where it gave no answer at all."""
     code, details = error.code(), error.details() or ""
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # every RpcError of a call is a Call
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info):
-            for known in _BY_REASON.get(info.reason, ()):
-                found = known(details)
-                found.metadata = dict(info.metadata)
-                return found
+        _ = detail.Unpack(info) or detail.Unpack(retry)
+    if info.reason in _BY_REASON:
+        found = _BY_REASON[info.reason](details)
+        found.metadata = dict(info.metadata)
+        found.retry_after = retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None
+        return found
     if code == grpc.StatusCode.UNAVAILABLE:
         return ServiceUnavailableError(details)
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -181,8 +182,8 @@ def from_rpc_error(error: grpc.RpcError) -> WhippletreeError:
     return RemoteError(details, status=code)
 
 
-_BY_REASON: Mapping[str, tuple[type[WhippletreeError], ...]] = {
-    kind.reason: (kind,)
+_BY_REASON: Mapping[str, type[WhippletreeError]] = {
+    kind.reason: kind
     for kind in (
         InvalidFieldError,
         NotFoundError,

@@ -109,15 +109,21 @@ async def listening(
     *,
     grace: float = 5.0,
     drain: Callable[[], Awaitable[None]] | None = None,
+    reflected: Sequence[str] = (),
 ) -> AsyncIterator[int]:
-    """Serve on `host:port` (port 0 = any free one) while the block runs; yields the port. OSError where it is taken."""
+    """Serve on `host:port` (port 0 = any free one) while the block runs; yields the port. OSError where it is taken.
+
+    `reflected` names services of other servers that this one describes too: reflection asked at a front door that
+    routes to several servers has to know them all. Their generated modules must be imported.
+    """
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=OPTIONS)
     for service in services:
         service.register(server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = [service.full_name for service in services]
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    described = {*names, *reflected, health.SERVICE_NAME, reflection.SERVICE_NAME}
+    reflection.enable_server_reflection(sorted(described), server)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
