@@ -1,8 +1,8 @@
 """Runs one part and leaves nothing of it behind. Started as a script by `supervisor.py`; the standard library only.
 
 In: `keeper.py PARENT GRACE -- COMMAND...`; standard error is the part's log. Out: one line with the part's process id
-on standard output, then the part's exit code (128 + signal where a signal ended it). Order: the part starts in a session
-of its own; SIGTERM, or the death of PARENT in whatever way, is passed on as SIGTERM and after GRACE seconds as SIGKILL;
+on standard output, then its exit code (128 + signal where a signal ended it). Order: the part starts in a session of
+its own; SIGTERM, or the death of PARENT in whatever way, is passed on as SIGTERM and after GRACE seconds as SIGKILL;
 when the part has ended, every process that descends from it is killed, also in other sessions: it reaps them all.
 """
 
