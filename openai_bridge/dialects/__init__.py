@@ -1,0 +1,1 @@
+"""Harness dialects: a body in, a `ChatRequest` out."""

@@ -1,0 +1,54 @@
+"""Settings of the bridge: TOML < `BRIDGE_...` in the environment < argument."""
+
+from pydantic_settings import SettingsConfigDict
+
+from whippletree.settings import Section, ServiceSettings
+
+
+class GenerationSettings(Section):
+    """How the gateway is asked."""
+
+    patience: float = 120.0
+    """Seconds for which an unavailable gateway or engine is asked again, with the same request id."""
+    deadline: float = 3600.0
+    """Seconds that one generation may take, holds while weights change included."""
+    max_choices: int = 16
+    """Largest `n` of a request."""
+
+
+class StreamSettings(Section):
+    """How a streamed answer behaves before its first chunk."""
+
+    keep_alive: float = 15.0
+    """Seconds between SSE comments while a generation runs; 0 = none. The first one fixes the status 200."""
+
+
+class DeliverySettings(Section):
+    """How the gateway hears that replies were written out."""
+
+    queue: int = 10_000
+    """Calls waiting to be reported at most; beyond it they stay unreported."""
+    patience: float = 120.0
+    """Seconds for which an unavailable gateway is told again."""
+    flush: float = 10.0
+    """Seconds at most for what is left when the bridge stops."""
+
+
+class BridgeSettings(ServiceSettings):
+    """openai_bridge: harness dialects in and out."""
+
+    model_config = SettingsConfigDict(env_prefix="BRIDGE_")
+
+    listen: str = "127.0.0.1:0"
+    """host:port of the gRPC server; port 0 = any free one."""
+    gateway: str = "127.0.0.1:7010"
+    """host:port of the gateway."""
+    log_level: str = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""
+    models_age: float = 5.0
+    """Seconds for which the gateway's list of models is believed."""
+    grace: float = 30.0
+    """Seconds that calls in flight get when the bridge stops."""
+    generation: GenerationSettings = GenerationSettings()
+    stream: StreamSettings = StreamSettings()
+    delivery: DeliverySettings = DeliverySettings()
