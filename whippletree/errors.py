@@ -141,6 +141,13 @@ class InternalError(WhippletreeError):
     """A fault of ours: the message never holds an exception's text."""
 
 
+class ResumeTokenExpiredError(WhippletreeError):
+    """The resume token is too old, or from another store: start the watch again without one."""
+
+    reason = "RESUME_TOKEN_EXPIRED"
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
 class DeadlineError(WhippletreeError):
     """The caller's deadline passed."""
 
@@ -199,6 +206,7 @@ _BY_REASON: Mapping[str, type[WhippletreeError]] = {
         EngineUnavailableError,
         ShuttingDownError,
         OverloadedError,
+        ResumeTokenExpiredError,
         DeadlineError,
     )
 }
