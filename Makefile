@@ -66,7 +66,7 @@ lint: .venv/stamp ## Format, lint, types, import contracts, the proto contract, 
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/buf lint
-	.venv/bin/buf format --diff --exit-code --path proto
+	.venv/bin/buf format --diff --exit-code proto
 	scripts/breaking.sh
 	.venv/bin/python scripts/check_text.py
 
@@ -74,7 +74,7 @@ lint: .venv/stamp ## Format, lint, types, import contracts, the proto contract, 
 format: .venv/stamp ## Format code and contract
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
-	.venv/bin/buf format --write --path proto
+	.venv/bin/buf format --write proto
 
 .PHONY: proto
 proto: .venv/stamp ## Generate Python and Envoy's descriptor set from the contract

@@ -39,6 +39,12 @@ def log_path(run_dir: Path, name: str) -> Path:
     return run_dir / "logs" / f"{name}.log"
 
 
+def keep_previous(path: Path) -> None:
+    """Rename the log of the last time to NAME.log.1."""
+    if path.is_file():
+        path.replace(path.with_suffix(".log.1"))
+
+
 def tail(path: Path, lines: int = 15, limit: int = 16_384) -> str:
     """The last `lines` lines of a log file, from at most its last `limit` bytes; empty where there is none."""
     if not path.is_file():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from whippletree.cli import health, ports, restart
-from whippletree.cli.parts import Part, log_path, tail
+from whippletree.cli.parts import Part, keep_previous, log_path, tail
 
 KEEPER = Path(__file__).with_name("keeper.py")
 Report = Callable[[str, str], None]
@@ -26,6 +26,10 @@ Report = Callable[[str, str], None]
 
 class PartError(Exception):
     """A part cannot start, died while starting, or dies again and again; the message is for people."""
+
+
+class PortTakenError(PartError):
+    """Another program listens where a part would; the message names the setting."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,10 +85,12 @@ class Supervisor:
         """Start `parts` together and wait until all are ready. PartError names the part and says why."""
         for part in parts:
             if not ports.is_free(part.port):
-                raise PartError(f"{part.name}: port {part.port} is taken; choose another with {part.port_setting}")
-            log_path(self._run_dir, part.name).unlink(missing_ok=True)
-        started = [await self._spawn(part) for part in parts]
-        self._running += started
+                raise PortTakenError(f"{part.name}: port {part.port} is taken; choose another with {part.port_setting}")
+        started = []
+        for part in parts:
+            keep_previous(log_path(self._run_dir, part.name))
+            started.append(await self._spawn(part))
+            self._running.append(started[-1])
         self._on_change()
         waits = [asyncio.create_task(self._first_start(running)) for running in started]
         try:
@@ -200,7 +206,12 @@ async def spawn(
         start_new_session=True,
     )
     assert process.stdout is not None
-    return process, int(await process.stdout.readline() or 0)
+    try:
+        return process, int(await process.stdout.readline() or 0)
+    except asyncio.CancelledError:
+        process.terminate()
+        await process.wait()
+        raise
 
 
 async def run_job(command: Sequence[str], environment: Mapping[str, str], *, grace: float, log: Path | None) -> int:

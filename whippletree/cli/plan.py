@@ -1,0 +1,173 @@
+"""What `up` starts and how: pure functions from folders, ports and a model to the parts."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whippletree.cli.console import UserError
+from whippletree.cli.endpoints import Endpoints
+from whippletree.cli.envoy import EnvoyValues, arguments
+from whippletree.cli.health import GrpcHealth, HttpHealth
+from whippletree.cli.parts import Part
+from whippletree.client import Model
+
+HOST = "127.0.0.1"
+ENVOY = str(Path(sys.executable).with_name("envoy"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Where each part listens, on loopback."""
+
+    envoy: int
+    envoy_admin: int
+    gateway: int
+    bridge: int
+    controller: int
+    engine: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Everything that the command lines depend on; all paths absolute."""
+
+    root: Path
+    """The project."""
+    run_dir: Path
+    model_dir: Path
+    model_name: str
+    ports: Ports
+    engine_url: str = ""
+    """An engine that runs already; empty = ours is started."""
+
+    @property
+    def engine(self) -> str:
+        """Base URL of the engine."""
+        return self.engine_url or f"http://{HOST}:{self.ports.engine}"
+
+    @property
+    def api(self) -> str:
+        """Base URL of Envoy."""
+        return f"http://{HOST}:{self.ports.envoy}"
+
+
+def gateway(layout: Layout) -> Part:
+    """The gateway, on its record."""
+    return _service(
+        layout, "gateway", "gateway_svc", layout.ports.gateway, ("--store.path", str(layout.run_dir / "record.db"))
+    )
+
+
+def bridge(layout: Layout) -> Part:
+    """The bridge."""
+    return _service(layout, "bridge", "openai_bridge", layout.ports.bridge, ("--gateway", _at(layout.ports.gateway)))
+
+
+def controller(layout: Layout) -> Part:
+    """The controller with its local runner."""
+    more = ("--gateway", _at(layout.ports.gateway), "--api", layout.api)
+    work = ("--local.work_root", str(layout.run_dir / "controller"))
+    return _service(layout, "controller", "controller_svc", layout.ports.controller, more + work, grace=20.0)
+
+
+def envoy_values(layout: Layout) -> EnvoyValues:
+    """What its configuration needs to know."""
+    return EnvoyValues(
+        listen=_at(layout.ports.envoy),
+        admin=_at(layout.ports.envoy_admin),
+        gateway=_at(layout.ports.gateway),
+        bridge=_at(layout.ports.bridge),
+        access_log=str(layout.run_dir / "logs" / "access.log"),
+    )
+
+
+def envoy(layout: Layout, config: Path) -> Part:
+    """Envoy, given its rendered configuration."""
+    admin_file = layout.run_dir / "envoy-admin.txt"
+    return Part(
+        name="envoy",
+        command=(ENVOY, *arguments(config=config, admin_file=admin_file)),
+        ready=HttpHealth(address=_at(layout.ports.envoy_admin), path="/ready"),
+        address=_at(layout.ports.envoy),
+        port_setting="--port",
+    )
+
+
+def engine(layout: Layout, command: tuple[str, ...], environment: Mapping[str, str]) -> Part:
+    """SGLang, given its command line."""
+    return Part(
+        name="engine",
+        command=command,
+        environment=environment,
+        ready=HttpHealth(address=_at(layout.ports.engine), path="/health"),
+        address=_at(layout.ports.engine),
+        port_setting="--engine-port",
+        patience=600.0,
+        grace=15.0,
+    )
+
+
+def model(layout: Layout) -> Model:
+    """The policy as the gateway registers it. UserError where the directory is not a model."""
+    config = read_model_config(layout.model_dir)
+    return Model(
+        model_id=layout.model_name,
+        engine=layout.engine,
+        tokenizer_path=str(layout.model_dir),
+        context_length=int(config["max_position_embeddings"]),
+        vocabulary_size=int(config["vocab_size"]),
+    )
+
+
+def read_model_config(model_dir: Path) -> Mapping[str, Any]:
+    """config.json of a Hugging Face directory. UserError names `--model`."""
+    try:
+        config: dict[str, Any] = json.loads((model_dir / "config.json").read_text())
+    except OSError as error:
+        raise UserError(f"--model {model_dir}: no config.json there ({error.strerror})") from error
+    except ValueError as error:
+        raise UserError(f"--model {model_dir}: config.json is not JSON ({error})") from error
+    for key in ("max_position_embeddings", "vocab_size"):
+        if not isinstance(config.get(key), int):
+            raise UserError(f"--model {model_dir}: config.json has no whole number {key!r}")
+    if not (model_dir / "tokenizer.json").is_file():
+        raise UserError(f"--model {model_dir}: no tokenizer.json there")
+    return config
+
+
+def endpoints(layout: Layout, *, pid: int, pids: Mapping[str, int]) -> Endpoints:
+    """What `endpoints.json` says."""
+    return Endpoints(
+        api=layout.api,
+        envoy=_at(layout.ports.envoy),
+        gateway=_at(layout.ports.gateway),
+        bridge=_at(layout.ports.bridge),
+        controller=_at(layout.ports.controller),
+        engine=layout.engine,
+        model=layout.model_name,
+        model_path=str(layout.model_dir),
+        record=str(layout.run_dir / "record.db"),
+        pid=pid,
+        pids=dict(pids),
+    )
+
+
+def _service(
+    layout: Layout, name: str, module: str, port: int, arguments: tuple[str, ...], *, grace: float = 10.0
+) -> Part:
+    return Part(
+        name=name,
+        command=(sys.executable, "-m", module, "--listen", _at(port), *arguments),
+        environment={"PYTHONPATH": str(layout.root)},
+        ready=GrpcHealth(address=_at(port)),
+        address=_at(port),
+        port_setting=f"--{name}-port",
+        grace=grace,
+    )
+
+
+def _at(port: int) -> str:
+    return f"{HOST}:{port}"

@@ -1,0 +1,169 @@
+"""The running system as one value: what `up` and `demo` share.
+
+In: `Options`. Out: all parts running and supervised, the model registered, `endpoints.json` written. Order: gateway and
+engine start together; the model is registered as soon as the gateway answers, then bridge, Envoy and controller start;
+the engine, which takes longest, may be awaited later (`engine_ready`), so that other work can go on meanwhile.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from whippletree.cli.engine import engine_command
+from whippletree.cli.envoy import FOLDER, render
+
+from whippletree.cli import endpoints, plan, ports
+from whippletree.cli.console import Failure, UserError
+from whippletree.cli.project import ROOT, TRAIN_PYTHON
+from whippletree.cli.supervisor import PartError, PortTakenError, Report, Supervisor
+from whippletree.client import open_client
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user chooses; ports: 0 = any free one."""
+
+    model_dir: Path
+    run_dir: Path
+    model_name: str = "policy"
+    port: int = 8080
+    engine_port: int = 0
+    gateway_port: int = 0
+    bridge_port: int = 0
+    controller_port: int = 0
+    device: str = "auto"
+    engine_url: str = ""
+
+
+class System:
+    """Running parts; made by `system`."""
+
+    def __init__(self, layout: plan.Layout, supervisor: Supervisor, device: str) -> None:
+        self.layout = layout
+        self._supervisor = supervisor
+        self._device = device
+        self._engine: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start everything; all but the engine are ready afterwards. PartError, UserError."""
+        layout = self.layout
+        if not layout.engine_url:
+            command = engine_command(
+                layout.model_dir, port=layout.ports.engine, device=self._device, python=TRAIN_PYTHON
+            )
+            part = plan.engine(layout, command.argv, command.environment)
+            self._engine = asyncio.create_task(self._supervisor.start([part]))
+            self._supervisor.after_restart("engine", self._register)
+        await self._supervisor.start([plan.gateway(layout)])
+        await self._register()
+        config = layout.run_dir / "envoy.yaml"
+        config.write_text(render((FOLDER / "envoy.yaml").read_text(), plan.envoy_values(layout)))
+        parts = [plan.bridge(layout), plan.envoy(layout, config), plan.controller(layout)]
+        await self._supervisor.start(parts)  # the controller last: it stops first, while its agents' calls still work
+
+    async def engine_ready(self) -> None:
+        """Wait for the engine. PartError."""
+        if self._engine is not None:
+            await self._engine
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """`work`'s result, unless a part is given up before: PartError then, and `work` is cancelled."""
+        task = asyncio.ensure_future(work)
+        failed = asyncio.ensure_future(self._supervisor.failed())
+        waits: set[asyncio.Future[Any]] = {task, failed}
+        if self._engine is not None:
+            waits.add(asyncio.ensure_future(_only_failure(self._engine)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            for wait in waits - {task}:
+                if wait.done():
+                    wait.result()
+            raise AssertionError("one of them is done")
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _register(self) -> None:
+        async with open_client(f"{plan.HOST}:{self.layout.ports.gateway}", patience=30.0) as client:
+            await client.register_model(plan.model(self.layout))
+
+
+@asynccontextmanager
+async def system(options: Options, report: Report) -> AsyncIterator[System]:
+    """A system that is stopped when the block ends, whatever happened. UserError, Failure."""
+    plan.read_model_config(options.model_dir)
+    if not options.engine_url and not TRAIN_PYTHON.exists():
+        raise UserError(f"{TRAIN_PYTHON}: no environment for the engine; make it with `make setup`")
+    options.run_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(options.run_dir):
+        layout = choose(options)
+
+        def publish() -> None:
+            endpoints.write(options.run_dir, plan.endpoints(layout, pid=os.getpid(), pids=supervisor.pids))
+
+        supervisor = Supervisor(options.run_dir, report, on_change=publish)
+        try:
+            async with supervisor:
+                running = System(layout, supervisor, options.device)
+                try:
+                    yield running
+                finally:
+                    if running._engine is not None:
+                        running._engine.cancel()
+                        await asyncio.gather(running._engine, return_exceptions=True)
+        except PortTakenError as error:
+            raise UserError(str(error)) from error
+        except PartError as error:
+            raise Failure(str(error)) from error
+        finally:
+            endpoints.path(options.run_dir).unlink(missing_ok=True)
+
+
+def choose(options: Options) -> plan.Layout:
+    """Absolute paths and ports; a port of 0 becomes a free one."""
+    wanted = {
+        "envoy": options.port,
+        "envoy_admin": 0,
+        "gateway": options.gateway_port,
+        "bridge": options.bridge_port,
+        "controller": options.controller_port,
+        "engine": options.engine_port,
+    }
+    free = iter(ports.free_ports(len(wanted)))
+    chosen = {name: port or next(free) for name, port in wanted.items()}
+    return plan.Layout(
+        root=ROOT,
+        run_dir=options.run_dir.resolve(),
+        model_dir=options.model_dir.resolve(),
+        model_name=options.model_name,
+        ports=plan.Ports(**chosen),
+        engine_url=options.engine_url.rstrip("/"),
+    )
+
+
+@contextlib.contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """One system per folder. UserError names the folder."""
+    with (run_dir / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"--run-dir {run_dir}: another whippletree runs in this folder") from error
+        yield
+
+
+async def _only_failure(task: asyncio.Task[None]) -> None:
+    """Raise what `task` raises; where it succeeds, never return."""
+    await asyncio.shield(task)
+    await asyncio.Event().wait()
