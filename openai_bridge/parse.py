@@ -94,9 +94,8 @@ def _fields(text: str) -> Iterator[tuple[str, tuple[Any, str]]]:
         at += 1
     else:
         while True:
+            _expect(text, at, '"')
             key, at = _DECODER.raw_decode(text, at)
-            if not isinstance(key, str):
-                raise ValueError("a key must be text")
             start = _space(text, _expect(text, _space(text, at), ":"))
             value, end = _DECODER.raw_decode(text, start)
             yield key, (value, text[start:end])

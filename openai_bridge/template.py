@@ -22,7 +22,7 @@ PROBE = '{"probe":  1}'
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` ... `{% endgeneration %}` marks the assistant's part in some templates; renders as its body."""
+    """`{% generation %}` ... `{% endgeneration %}` marks the assistant's part in some templates: here just its body."""
 
     tags = {"generation"}  # noqa: RUF012  # Jinja's own way to name them
 

@@ -1,0 +1,21 @@
+"""Starts the bridge: `python -m openai_bridge --listen 127.0.0.1:0 --gateway 127.0.0.1:7010`."""
+
+import asyncio
+import logging
+
+from openai_bridge.server import serve
+from openai_bridge.settings import BridgeSettings
+from whippletree import log
+from whippletree.settings import load
+
+
+def main() -> None:
+    """Load settings, log them, serve."""
+    settings = load(BridgeSettings)
+    log.configure(settings.log_level)
+    logging.getLogger(__name__).info("settings: %s", settings.model_dump_json())
+    asyncio.run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The way of one request: body -> model -> prompt -> generations -> replies -> bytes.
+
+Streams are buffered: the generation is secured first and then written in true chunks, because harnesses lose a run when
+a stream breaks after its first content. SSE comments pass the time where they are wanted. After the last byte the calls
+are reported as delivered.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from openai_bridge import parse, reply
+from openai_bridge.delivery import Deliveries
+from openai_bridge.dialects import openai_chat
+from openai_bridge.gateway import Ask, Gateway
+from openai_bridge.in_flight import Scope
+from openai_bridge.models import Models
+from openai_bridge.tokenizer import Tokenizer
+from openai_bridge.tokenizer_cache import Tokenizers, to_prompt
+from openai_bridge.types import (
+    Caller,
+    ChatRequest,
+    Choice,
+    Completion,
+    Finish,
+    Generation,
+    Part,
+    Prompt,
+    TokenLogprob,
+)
+from whippletree.errors import EngineUnavailableError, WhippletreeError
+
+JSON = "application/json"
+SSE = "text/event-stream"
+MESSAGE = 65_536
+"""Bytes of events put together in one message at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completions:
+    """Answers chat completions."""
+
+    gateway: Gateway
+    models: Models
+    tokenizers: Tokenizers
+    deliveries: Deliveries
+    max_choices: int
+    keep_alive: float
+    """Seconds between comments; 0 = none."""
+    clock: Callable[[], float]
+    """Unix time, seconds."""
+
+    async def answer(self, caller: Caller, data: bytes, scope: Scope) -> AsyncIterator[Part]:
+        """The answer's bytes. Raises WhippletreeError, before the first part unless a comment was the first part."""
+        request = openai_chat.parse(data, max_choices=self.max_choices)
+        work = scope.start(self._complete(caller, request))
+        if request.stream and self.keep_alive > 0:
+            while not (await asyncio.wait({work}, timeout=self.keep_alive))[0]:
+                yield Part(content_type=SSE, data=reply.KEEP_ALIVE)
+        await asyncio.wait({work})
+        completion, call_ids = scope.result(work)
+        if request.stream:
+            for chunk in packed(reply.events(completion, include_usage=request.include_usage), MESSAGE):
+                yield Part(content_type=SSE, data=chunk)
+        else:
+            yield Part(content_type=JSON, data=reply.body(completion))
+        self.deliveries.add(caller.rollout, call_ids)  # only here has the last part been written
+
+    async def _complete(self, caller: Caller, request: ChatRequest) -> tuple[Completion, list[str]]:
+        model = await self.models.find(caller.rollout, request.model)
+        tokenizer = await self.tokenizers.of(model)
+        prompt = await to_prompt(tokenizer, request)
+        generations = await self._generate(caller, request, model.name, prompt)
+        completion = Completion(
+            id=f"chatcmpl-{generations[0].call_id}",
+            created=int(self.clock()),
+            model=request.model,
+            weight_version=generations[0].weight_version,
+            prompt_count=len(prompt.ids),
+            choices=tuple(choice(generation, tokenizer, request, prompt) for generation in generations),
+        )
+        return completion, [generation.call_id for generation in generations]
+
+    async def _generate(self, caller: Caller, request: ChatRequest, model: str, prompt: Prompt) -> list[Generation]:
+        """One generation per choice, all or none. Each has one request id for as long as this request lives."""
+        asks = [
+            Ask(
+                caller=caller,
+                model=model,
+                prompt=prompt.ids,
+                sampling=request.sampling,
+                dialect=openai_chat.DIALECT,
+                request_id=str(uuid.uuid4()),
+                choice=index,
+            )
+            for index in range(request.choices)
+        ]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self.gateway.generate(ask)) for ask in asks]
+        except BaseExceptionGroup as group:
+            raise first(group) from group
+        generations = [task.result() for task in running]
+        if any(generation.finish is Finish.ABORT for generation in generations):
+            raise EngineUnavailableError("The generation was aborted by the engine.")
+        return generations
+
+
+def choice(generation: Generation, tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) -> Choice:
+    """A recorded response in the words of a harness."""
+    text = parse.cut_at_stop(tokenizer.decode(generation.ids), request.sampling.stop)
+    template = tokenizer.template(with_tools=bool(request.tools))
+    return Choice(
+        reply=parse.parse(
+            text,
+            call_id=generation.call_id,
+            tools=bool(request.tools),
+            reasoning=parse.END_THINK in template.source,
+            in_reasoning=prompt.in_reasoning,
+        ),
+        finish=generation.finish,
+        response_count=len(generation.ids),
+        logprobs=token_logprobs(generation, tokenizer) if request.logprobs else None,
+    )
+
+
+def token_logprobs(generation: Generation, tokenizer: Tokenizer) -> tuple[TokenLogprob, ...]:
+    """Every sampled token, end token included, with its log-probability."""
+    pairs = zip(generation.ids.tolist(), generation.logprobs.tolist(), strict=True)
+    return tuple(TokenLogprob(text=tokenizer.token(token_id), logprob=logprob) for token_id, logprob in pairs)
+
+
+def packed(events: Iterable[bytes], limit: int) -> Iterator[bytes]:
+    """Events put together to messages of about `limit` bytes."""
+    waiting, size = [], 0
+    for event in events:
+        waiting.append(event)
+        size += len(event)
+        if size >= limit:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure that a harness is told: ours by preference."""
+    failures = list(leaves(group))
+    return next((failure for failure in failures if isinstance(failure, WhippletreeError)), failures[0])
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Every failure in a group, however deep."""
+    for failure in group.exceptions:
+        if isinstance(failure, BaseExceptionGroup):
+            yield from leaves(failure)
+        else:
+            yield failure

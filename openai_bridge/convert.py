@@ -1,0 +1,69 @@
+"""Protobuf <-> the bridge's types."""
+
+from google.api import httpbody_pb2
+from whippletree.v1 import bridge_pb2, inference_pb2, model_call_pb2, model_pb2
+
+from openai_bridge.types import Caller, Finish, Generation, Mode, Model, Part, Sampling
+from whippletree.errors import InvalidFieldError
+from whippletree.tokens import unpack_floats, unpack_ids
+
+PathRequest = bridge_pb2.ChatCompletionsRequest | bridge_pb2.ListOpenAIModelsRequest | bridge_pb2.GetOpenAIModelRequest
+
+FINISH = {
+    model_call_pb2.FINISH_REASON_STOP: Finish.STOP,
+    model_call_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
+    model_call_pb2.FINISH_REASON_ABORT: Finish.ABORT,
+}
+"""An unknown reason reads as ABORT: never as success."""
+MODES = {Mode.TRAIN: model_call_pb2.CALL_MODE_TRAIN, Mode.EVAL: model_call_pb2.CALL_MODE_EVAL}
+
+
+def caller(request: PathRequest) -> Caller:
+    """Who calls, from the path. InvalidFieldError where an attempt is no number or a mode is unknown."""
+    if not (request.attempt.isascii() and request.attempt.isdecimal() and 0 < int(request.attempt[:10]) < 2**31):
+        raise InvalidFieldError(f"Invalid attempt '{request.attempt}' in the path: a number from 1.", field="attempt")
+    if request.mode not in set(Mode):
+        raise InvalidFieldError(f"Invalid mode '{request.mode}' in the path: train or eval.", field="mode")
+    return Caller(rollout=request.rollout, attempt=int(request.attempt), mode=Mode(request.mode))
+
+
+def http_body(part: Part) -> httpbody_pb2.HttpBody:
+    """Bytes for Envoy's transcoder."""
+    return httpbody_pb2.HttpBody(content_type=part.content_type, data=part.data)
+
+
+def sampling(asked: Sampling) -> model_call_pb2.SamplingParams:
+    """What the harness asked for; unset stays unset."""
+    return model_call_pb2.SamplingParams(
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        max_tokens=asked.max_tokens,
+        stop=asked.stop,
+        seed=asked.seed,
+    )
+
+
+def generation(response: inference_pb2.GenerateResponse) -> Generation:
+    """One recorded response. ValueError where ids and log-probabilities differ in number."""
+    ids, logprobs = unpack_ids(response.response_token_ids), unpack_floats(response.response_logprobs)
+    if len(ids) != len(logprobs):
+        raise ValueError(f"{len(ids)} ids with {len(logprobs)} log-probabilities")
+    spans = response.call.weight_versions
+    return Generation(
+        call_id=response.call.call_id,
+        prompt_count=response.call.prompt_token_count,
+        ids=ids,
+        logprobs=logprobs,
+        finish=FINISH.get(response.call.finish_reason, Finish.ABORT),
+        weight_version=spans[-1].weight_version if spans else "",
+    )
+
+
+def model(message: model_pb2.Model) -> Model:
+    """A registered model."""
+    return Model(
+        name=message.name.removeprefix("models/"),
+        tokenizer_path=message.tokenizer_path,
+        created=message.create_time.seconds,
+    )

@@ -1,0 +1,97 @@
+"""The work behind every open answer: cancelled when its harness goes away, cut in good order when the bridge stops.
+
+Order of a stop: new requests are refused with SHUTTING_DOWN; work in flight gets its grace; what is left is cut, and
+each answer ends with an error that its harness understands; `drain` returns when the last answer has been written.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from whippletree.errors import ShuttingDownError
+
+T = TypeVar("T")
+WRITING = 5.0
+"""Seconds for the last answers to be written after the cut."""
+
+
+class Scope:
+    """One answer. Invariant: work outlives neither its scope nor its harness."""
+
+    def __init__(self, in_flight: "InFlight") -> None:
+        self._in_flight = in_flight
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run work until it ends, the scope closes, or the bridge stops. ShuttingDownError where it is stopping."""
+        if self._in_flight.closing:
+            work.close()
+            raise ShuttingDownError("The service is shutting down.")
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel what runs."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def result(self, task: asyncio.Task[T]) -> T:
+        """The result of ended work; ShuttingDownError where the stop cut it."""
+        if task.cancelled():
+            raise ShuttingDownError("The service is shutting down.")
+        return task.result()
+
+    def __enter__(self) -> Self:
+        self._in_flight.opened(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+        self._in_flight.closed(self)
+
+
+class InFlight:
+    """All open answers."""
+
+    def __init__(self) -> None:
+        self.closing = False
+        self._scopes: set[Scope] = set()
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def scope(self) -> Scope:
+        """A scope for one answer: `with in_flight.scope() as scope`."""
+        return Scope(self)
+
+    def opened(self, scope: Scope) -> None:
+        """Count an answer."""
+        self._scopes.add(scope)
+        self._none.clear()
+
+    def closed(self, scope: Scope) -> None:
+        """Count it no more."""
+        self._scopes.discard(scope)
+        if not self._scopes:
+            self._none.set()
+
+    async def drain(self, grace: float) -> None:
+        """Refuse new work, let what runs end within `grace` seconds, then cut it."""
+        self.closing = True
+        if await self._empty(grace):
+            return
+        for scope in list(self._scopes):
+            scope.cancel()
+        await self._empty(WRITING)
+
+    async def _empty(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._none.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,63 @@
+"""The composition root: settings -> gateway client, models, tokenizers, deliveries -> a listening server."""
+
+import asyncio
+import time
+
+from whippletree.v1 import bridge_pb2_grpc
+
+from openai_bridge.completion import Completions
+from openai_bridge.delivery import Deliveries
+from openai_bridge.gateway import Gateway
+from openai_bridge.in_flight import InFlight
+from openai_bridge.models import Models
+from openai_bridge.servicers.openai import OpenAIServicer
+from openai_bridge.settings import BridgeSettings
+from openai_bridge.tokenizer_cache import Tokenizers
+from whippletree.channel import connect
+from whippletree.contract import public_services
+from whippletree.serve import Service, listening, until_signal
+
+NAME = "whippletree.v1.OpenAIBridgeService"
+
+
+async def serve(settings: BridgeSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Order of the stop: answers end, deliveries are reported, the channel closes."""
+    stopped = asyncio.create_task(until_signal())
+    async with connect(settings.gateway) as channel:
+        gateway = Gateway(
+            channel, patience=settings.generation.patience, generation_deadline=settings.generation.deadline
+        )
+        delivery = settings.delivery
+        async with Deliveries(
+            gateway, queue=delivery.queue, patience=delivery.patience, flush=delivery.flush
+        ) as deliveries:
+            in_flight = InFlight()
+            servicer = _servicer(settings, gateway, deliveries, in_flight)
+            service = Service(
+                full_name=NAME,
+                register=lambda server: bridge_pb2_grpc.add_OpenAIBridgeServiceServicer_to_server(servicer, server),
+            )
+            async with listening(
+                [service],
+                settings.listen,
+                drain=lambda: in_flight.drain(settings.grace),
+                reflected=public_services(),  # Envoy sends questions of reflection here
+            ) as port:
+                print(f"listening on {settings.listen.rpartition(':')[0]}:{port}", flush=True)
+                await stopped
+
+
+def _servicer(
+    settings: BridgeSettings, gateway: Gateway, deliveries: Deliveries, in_flight: InFlight
+) -> OpenAIServicer:
+    models = Models(gateway, age=settings.models_age, clock=time.monotonic)
+    completions = Completions(
+        gateway=gateway,
+        models=models,
+        tokenizers=Tokenizers(),
+        deliveries=deliveries,
+        max_choices=settings.generation.max_choices,
+        keep_alive=settings.stream.keep_alive,
+        clock=time.time,
+    )
+    return OpenAIServicer(completions=completions, models=models, in_flight=in_flight)
