@@ -1,0 +1,66 @@
+"""Command lines of the parts, and what the model directory must have."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from whippletree.cli import plan
+from whippletree.cli.console import UserError
+
+
+def layout(folder: Path, engine_url: str = "") -> plan.Layout:
+    return plan.Layout(
+        root=folder,
+        run_dir=folder / "run",
+        model_dir=folder / "model",
+        model_name="policy",
+        ports=plan.Ports(envoy=1, envoy_admin=2, gateway=3, bridge=4, controller=5, engine=6),
+        engine_url=engine_url,
+    )
+
+
+def write_model(folder: Path, config: object) -> None:
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps(config))
+    (folder / "model/tokenizer.json").write_text("{}")
+
+
+def test_services_find_the_gateway_and_keep_their_state_in_the_run_folder(tmp_path: Path) -> None:
+    made = layout(tmp_path)
+    parts = [plan.gateway(made), plan.bridge(made), plan.controller(made)]
+    lines = [" ".join(part.command[1:]) for part in parts]
+    assert lines[0] == f"-m gateway_svc --listen 127.0.0.1:3 --store.path {tmp_path}/run/record.db"
+    assert lines[1] == "-m openai_bridge --listen 127.0.0.1:4 --gateway 127.0.0.1:3"
+    assert lines[2].startswith("-m controller_svc --listen 127.0.0.1:5 --gateway 127.0.0.1:3 --api http://127.0.0.1:1")
+    assert [part.port for part in parts] == [3, 4, 5]
+
+
+def test_the_model_is_registered_with_what_its_config_says(tmp_path: Path) -> None:
+    write_model(tmp_path, {"max_position_embeddings": 512, "vocab_size": 704})
+    model = plan.model(layout(tmp_path))
+    assert (model.context_length, model.vocabulary_size, model.engine) == (512, 704, "http://127.0.0.1:6")
+    assert plan.model(layout(tmp_path, "http://elsewhere:1")).engine == "http://elsewhere:1"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        pytest.param({"vocab_size": 1}, "no whole number 'max_position_embeddings'", id="no context length"),
+        pytest.param({"max_position_embeddings": 1, "vocab_size": "1"}, "no whole number 'vocab_size'", id="no number"),
+    ],
+)
+def test_a_config_that_lacks_something_is_named(tmp_path: Path, config: object, message: str) -> None:
+    write_model(tmp_path, config)
+    with pytest.raises(UserError, match=message):
+        plan.read_model_config(tmp_path / "model")
+
+
+def test_a_folder_without_a_model_names_the_option(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--model .*: no config.json there"):
+        plan.read_model_config(tmp_path)
+
+
+def test_endpoints_name_every_part(tmp_path: Path) -> None:
+    found = plan.endpoints(layout(tmp_path), pid=7, pids={"gateway": 8})
+    assert (found.api, found.gateway, found.pids) == ("http://127.0.0.1:1", "127.0.0.1:3", {"gateway": 8})
