@@ -1,0 +1,29 @@
+"""`python -m gateway_svc --listen 127.0.0.1:0 --store.path record.db`: prints its address, serves until a signal."""
+
+import asyncio
+import logging
+import sys
+
+from gateway_svc.server import serving
+from gateway_svc.settings import GatewaySettings
+from whippletree import log, settings
+from whippletree.serve import until_signal
+
+
+async def main(chosen: GatewaySettings) -> None:
+    """Serve."""
+    async with serving(chosen) as port:
+        host = chosen.listen.rpartition(":")[0]
+        print(f"listening on {host}:{port}", flush=True)
+        await until_signal()
+
+
+if __name__ == "__main__":
+    chosen = settings.load(GatewaySettings)
+    log.configure(chosen.log_level)
+    logging.getLogger("gateway_svc").info("settings %s", chosen.model_dump_json())
+    try:
+        asyncio.run(main(chosen))
+    except OSError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,216 @@
+"""Model calls in the store, prefix-shared: a call keeps what its prompt adds to its parent's prompt + response.
+
+In: what was asked and sampled. Out: a durable call; read again as stored (PACKED), expanded (FULL) or without tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
+
+from gateway_svc import prefix, requests, rollout_state, rollouts, schema
+from gateway_svc.schema import calls, events
+from gateway_svc.store import Transaction
+from gateway_svc.types import (
+    Ask,
+    CallHead,
+    CallId,
+    Event,
+    Finish,
+    Micros,
+    Mode,
+    ModelCall,
+    ModelName,
+    RolloutId,
+    Sampled,
+    Sampling,
+    Span,
+    View,
+)
+from whippletree.errors import InternalError, NotFoundError
+
+_BASIC = [column for column in calls.c if column.name not in ("response", "logprobs", "suffix", "digest", "parent")]
+_TOKENS = [calls.c.response, calls.c.logprobs, calls.c.suffix]
+_RECORDED = select(
+    calls.c.sequence, calls.c.call_id, calls.c.prompt_count, calls.c.response_count, calls.c.digest
+).where(calls.c.rollout == bindparam("rollout"), calls.c.attempt == bindparam("attempt"))
+_CHAIN = select(calls.c.parent, calls.c.shared, calls.c.suffix, calls.c.response)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A call that is to be recorded; `match` says what its prompt continues."""
+
+    ask: Ask
+    call_id: CallId
+    head: CallHead
+    match: prefix.Match
+    sampled: Sampled
+
+
+def recorded(connection: Connection, rollout: int, attempt: int) -> list[prefix.Sequence]:
+    """What `prefix.longest` needs to know of the attempt's calls."""
+    return [
+        prefix.Sequence(key=row[0], call_id=row[1], length=row[2] + row[3], digest=row[4])
+        for row in connection.execute(_RECORDED, {"rollout": rollout, "attempt": attempt})
+    ]
+
+
+def record(tx: Transaction, draft: Draft) -> Event:
+    """Store one call. Raises StaleAttemptError and RolloutEndedError where the attempt may not write any more."""
+    ask, sampled = draft.ask, draft.sampled
+    if (answer := requests.first_answer(tx.connection, ask.once)) is not None:
+        return replayed(tx.connection, answer)
+    rollout = rollouts.get(tx.connection, ask.rollout_id)
+    rollout_state.check_writable(rollout.status, ask.attempt, f"rollouts/{ask.rollout_id}")
+    event: dict[str, Any] = {
+        "rollout": rollout.ordinal,
+        "attempt": ask.attempt,
+        "create_time": tx.now,
+        "may_ignore": False,
+    }
+    event |= {"kind": "call", "label": "", "call_id": draft.call_id, "value": None, "body": b""}
+    inserted = tx.connection.execute(insert(events), event).inserted_primary_key
+    assert inserted is not None
+    sequence: int = inserted[0]
+    parent = draft.match.parent
+    call = ModelCall(
+        call_id=draft.call_id,
+        head=draft.head,
+        prompt_count=len(ask.prompt) // 4,
+        response_count=sampled.count,
+        parent_call_id=parent.call_id if parent else "",
+        shared=draft.match.shared,
+        delivered=False,
+        suffix=ask.prompt[4 * draft.match.shared :],
+        response=sampled.response,
+        logprobs=sampled.logprobs,
+    )
+    digest = prefix.digest(ask.prompt, sampled.response)
+    keys = {"sequence": sequence, "rollout": rollout.ordinal, "attempt": ask.attempt, "digest": digest}
+    tx.connection.execute(insert(calls), _row(call) | keys | {"parent": parent.key if parent else None})
+    requests.remember(tx, ask.once, orjson.dumps(sequence))
+    return Event(rollout_id=ask.rollout_id, sequence=sequence, attempt=ask.attempt, create_time=tx.now, payload=call)
+
+
+def replayed(connection: Connection, answer: bytes) -> Event:
+    """The recorded call that a remembered answer names, tokens as stored."""
+    sequence: int = orjson.loads(answer)
+    event = connection.execute(
+        select(events.c.attempt, events.c.create_time, schema.rollouts.c.rollout_id)
+        .join(schema.rollouts, schema.rollouts.c.ordinal == events.c.rollout)
+        .where(events.c.sequence == sequence)
+    ).one()
+    payload = by_sequence(connection, [sequence], View.PACKED)[sequence]
+    return Event(
+        rollout_id=event.rollout_id,
+        sequence=sequence,
+        attempt=event.attempt,
+        create_time=event.create_time,
+        payload=payload,
+    )
+
+
+def by_sequence(connection: Connection, sequences: Sequence[int], view: View) -> dict[int, ModelCall]:
+    """Calls by their sequence (at most 1,000)."""
+    columns = _BASIC if view == View.BASIC else [*_BASIC, *_TOKENS]
+    rows = connection.execute(select(*columns).where(calls.c.sequence.in_(sequences))).all() if sequences else ()
+    found = {row.sequence: _call(row, view) for row in rows}
+    if view == View.FULL:
+        cache: dict[int, bytes] = {}
+        for sequence in sorted(found):
+            whole = sequence_tokens(connection, sequence, cache)
+            call = found[sequence]
+            found[sequence] = replace(call, prompt=whole[: 4 * call.prompt_count], suffix=b"")
+    return found
+
+
+def sequence_tokens(connection: Connection, sequence: int, cache: dict[int, bytes]) -> bytes:
+    """Packed prompt + response of one call, expanded through its parents; `cache` serves a whole rollout."""
+    chain: list[Any] = []
+    keys: list[int] = []
+    key: int | None = sequence
+    while key is not None and key not in cache:
+        row = connection.execute(_CHAIN.where(calls.c.sequence == key)).first()
+        if row is None:
+            raise InternalError(f"call {key} is missing")
+        chain.append(row)
+        keys.append(key)
+        key = row.parent
+    whole = cache[key] if key is not None else b""
+    for key, row in zip(reversed(keys), reversed(chain), strict=True):
+        whole = whole[: 4 * row.shared] + row.suffix + row.response
+        cache[key] = whole
+    return whole
+
+
+def mark_delivered(tx: Transaction, rollout_id: RolloutId, call_ids: Sequence[str]) -> None:
+    """Mark calls of a rollout as delivered. Raises NotFoundError where one is none of its calls."""
+    rollout = rollouts.get(tx.connection, rollout_id)
+    known = select(calls.c.call_id).where(calls.c.rollout == rollout.ordinal, calls.c.call_id.in_(call_ids))
+    missing = set(call_ids) - set(tx.connection.execute(known).scalars())
+    if missing:
+        name = sorted(missing)[0]
+        raise NotFoundError(f"rollouts/{rollout_id} has no call {name}", name=name)
+    tx.connection.execute(update(calls).where(calls.c.call_id.in_(call_ids)).values(delivered=True))
+
+
+def exists(connection: Connection, rollout: int, call_id: str) -> bool:
+    """Whether the rollout has this call."""
+    query = select(calls.c.sequence).where(calls.c.call_id == call_id, calls.c.rollout == rollout)
+    return connection.execute(query).first() is not None
+
+
+def _row(call: ModelCall) -> dict[str, Any]:
+    return {
+        "call_id": call.call_id,
+        "prompt_count": call.prompt_count,
+        "response_count": call.response_count,
+        "parent_call_id": call.parent_call_id,
+        "shared": call.shared,
+        "delivered": call.delivered,
+        "head": orjson.dumps(call.head).decode(),
+        "response": call.response,
+        "logprobs": call.logprobs,
+        "suffix": call.suffix,
+    }
+
+
+def _call(row: Row[Any], view: View) -> ModelCall:
+    tokens = view != View.BASIC
+    return ModelCall(
+        call_id=row.call_id,
+        head=_head(orjson.loads(row.head)),
+        prompt_count=row.prompt_count,
+        response_count=row.response_count,
+        parent_call_id=row.parent_call_id,
+        shared=row.shared,
+        delivered=row.delivered,
+        suffix=row.suffix if tokens else b"",
+        response=row.response if tokens else b"",
+        logprobs=row.logprobs if tokens else b"",
+    )
+
+
+def _head(fields: Mapping[str, Any]) -> CallHead:
+    return CallHead(
+        model=ModelName(fields["model"]),
+        dialect=fields["dialect"],
+        mode=Mode(fields["mode"]),
+        sampling=sampling_from(fields["sampling"]),
+        asked_sampling=fields["asked_sampling"],
+        finish=Finish(fields["finish"]),
+        matched_stop=fields["matched_stop"],
+        engine=fields["engine"],
+        start_time=Micros(fields["start_time"]),
+        hold=Micros(fields["hold"]),
+        engine_time=Micros(fields["engine_time"]),
+        spans=tuple(Span(**span) for span in fields["spans"]),
+    )
+
+
+def sampling_from(fields: Mapping[str, Any]) -> Sampling:
+    """Sampling from its JSON form."""
+    return Sampling(**{**fields, "stop": tuple(fields["stop"])})

@@ -1,0 +1,206 @@
+"""Runs and models: few and asked for by every call, so they are held in memory and written through to the store.
+
+In: commands of the control plane. Out: durable runs and models. Reads come from memory and never wait.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Row, delete, insert, select, update
+
+from gateway_svc import requests
+from gateway_svc.calls import sampling_from
+from gateway_svc.schema import models, runs
+from gateway_svc.store import Store, Transaction
+from gateway_svc.types import Micros, Model, ModelName, Once, Phase, Role, Run, RunId
+from whippletree.errors import AlreadyExistsError, InvalidFieldError, NotFoundError
+
+
+class Catalog:
+    """All runs, by creation, and all models, by name. Invariant: equals the store's committed rows."""
+
+    def __init__(self, store: Store, runs: Mapping[RunId, Run], models: Mapping[ModelName, Model]) -> None:
+        self._store = store
+        self.runs: dict[RunId, Run] = dict(runs)
+        self.models: dict[ModelName, Model] = dict(models)
+
+    @classmethod
+    async def load(cls, store: Store) -> "Catalog":
+        """Read everything."""
+        found_runs, found_models = await store.read(_load)
+        return cls(store, found_runs, found_models)
+
+    def run(self, run_id: RunId) -> Run:
+        """One run. Raises NotFoundError."""
+        if run_id not in self.runs:
+            raise NotFoundError(f"runs/{run_id} does not exist", name=f"runs/{run_id}")
+        return self.runs[run_id]
+
+    def model(self, name: ModelName) -> Model:
+        """One model. Raises NotFoundError."""
+        if name not in self.models:
+            raise NotFoundError(f"models/{name} is not registered", name=f"models/{name}")
+        return self.models[name]
+
+    async def create_run(self, run: Run, once: Once | None) -> tuple[Run, bool]:
+        """Store a run; True = it was there. Raises AlreadyExistsError with other content."""
+        made, existed = await self._store.write(lambda tx: _create_run(tx, run, once))
+        self.runs.setdefault(made.run_id, made)
+        return made, existed
+
+    async def set_phase(self, run_id: RunId, phase: Phase) -> None:
+        """Store a run's phase."""
+        self.run(run_id)
+        await self._store.write(
+            lambda tx: tx.connection.execute(update(runs).where(runs.c.run_id == run_id).values(phase=phase)) and None
+        )
+        self.runs[run_id] = replace(self.runs[run_id], phase=phase)
+
+    async def register(self, model: Model, once: Once | None) -> tuple[Model, bool]:
+        """Store a model, or replace it; its weights stay unless new ones are named. True = it was there."""
+        made, existed = await self._store.write(lambda tx: _register(tx, model, once))
+        self.models[made.name] = made
+        return made, existed
+
+    async def check_new(self, once: Once | None) -> None:
+        """Raise RequestIdReusedError where the request id was used for another request."""
+        await self._store.read(lambda connection: requests.first_answer(connection, once))
+
+    async def set_weights(self, name: ModelName, weight_version: str, weights_path: str, once: Once | None) -> Model:
+        """Store which weights a model has from now on."""
+        model = await self._store.write(lambda tx: _set_weights(tx, name, weight_version, weights_path, once))
+        self.models[name] = model
+        return model
+
+    async def delete_models(self, name: ModelName | None) -> int:
+        """Remove one model, or all; how many there were."""
+        query = delete(models) if name is None else delete(models).where(models.c.name == name)
+        count = await self._store.write(lambda tx: tx.connection.execute(query).rowcount)
+        gone = list(self.models) if name is None else [name]
+        for one in gone:
+            self.models.pop(one, None)
+        return count
+
+
+def _create_run(tx: Transaction, run: Run, once: Once | None) -> tuple[Run, bool]:
+    answer = requests.first_answer(tx.connection, once)
+    row = tx.connection.execute(select(runs).where(runs.c.run_id == run.run_id)).first()
+    if row is None:
+        inserted = tx.connection.execute(insert(runs), _run_row(replace(run, create_time=tx.now))).inserted_primary_key
+        assert inserted is not None
+        made, existed = replace(run, create_time=tx.now, ordinal=inserted[0]), False
+    else:
+        made, existed = _run(row), True
+        if replace(made, create_time=run.create_time, ordinal=run.ordinal, phase=run.phase) != run:
+            name = f"runs/{run.run_id}"
+            raise AlreadyExistsError(f"{name} exists with other content", name=name)
+    if answer is not None:
+        return replace(made, phase=Phase.ROLLOUT), bool(orjson.loads(answer))
+    requests.remember(tx, once, orjson.dumps(existed))
+    return made, existed
+
+
+def _register(tx: Transaction, model: Model, once: Once | None) -> tuple[Model, bool]:
+    row = tx.connection.execute(select(models).where(models.c.name == model.name)).first()
+    if (answer := requests.first_answer(tx.connection, once)) is not None and row is not None:
+        return _model(row), bool(orjson.loads(answer))
+    made = replace(model, create_time=tx.now)
+    if row is not None:
+        stored = _model(row)
+        made = replace(made, create_time=stored.create_time)
+        if not model.weight_version and stored.weight_version:
+            made = replace(made, weight_version=stored.weight_version, weights_path=stored.weights_path)
+        tx.connection.execute(update(models).where(models.c.name == model.name).values(_model_row(made)))
+    else:
+        tx.connection.execute(insert(models), _model_row(made))
+    if answer is None:
+        requests.remember(tx, once, orjson.dumps(row is not None))
+    return made, row is not None
+
+
+def _set_weights(tx: Transaction, name: ModelName, weight_version: str, weights_path: str, once: Once | None) -> Model:
+    answer = requests.first_answer(tx.connection, once)
+    row = tx.connection.execute(select(models).where(models.c.name == name)).first()
+    if row is None:
+        raise NotFoundError(f"models/{name} is not registered", name=f"models/{name}")
+    values = {"weight_version": weight_version, "weights_path": weights_path}
+    tx.connection.execute(update(models).where(models.c.name == name).values(values))
+    if answer is None:
+        requests.remember(tx, once, b"null")
+    return replace(_model(row), weight_version=weight_version, weights_path=weights_path)
+
+
+def check_model(model: Model) -> None:
+    """Raise InvalidFieldError where a model cannot serve."""
+    for address in model.engines:
+        if not address.startswith(("http://", "https://")):
+            raise InvalidFieldError(f"engine address {address!r} is no http URL", field="model.engines.address")
+    if len(set(model.engines)) != len(model.engines):
+        raise InvalidFieldError("an engine is named twice", field="model.engines")
+    if model.context_length < 1:
+        raise InvalidFieldError("context_length is not positive", field="model.context_length")
+    if model.vocabulary_size < 1:
+        raise InvalidFieldError("vocabulary_size is not positive", field="model.vocabulary_size")
+    if len(model.weight_version) > 64:
+        raise InvalidFieldError("weight_version is longer than 64 characters", field="model.weight_version")
+
+
+def _load(connection: Connection) -> tuple[dict[RunId, Run], dict[ModelName, Model]]:
+    found_runs = [_run(row) for row in connection.execute(select(runs).order_by(runs.c.ordinal))]
+    found_models = [_model(row) for row in connection.execute(select(models))]
+    return {run.run_id: run for run in found_runs}, {model.name: model for model in found_models}
+
+
+def _run_row(run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "policy": run.policy,
+        "train_sampling": orjson.dumps(run.train_sampling).decode(),
+        "eval_sampling": orjson.dumps(run.eval_sampling).decode(),
+        "max_hold": run.max_hold,
+        "phase": run.phase,
+        "create_time": run.create_time,
+    }
+
+
+def _run(row: Row[Any]) -> Run:
+    return Run(
+        run_id=RunId(row.run_id),
+        policy=ModelName(row.policy),
+        train_sampling=sampling_from(orjson.loads(row.train_sampling)),
+        eval_sampling=sampling_from(orjson.loads(row.eval_sampling)),
+        max_hold=Micros(row.max_hold),
+        phase=Phase(row.phase),
+        create_time=Micros(row.create_time),
+        ordinal=row.ordinal,
+    )
+
+
+def _model_row(model: Model) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "role": model.role,
+        "engines": orjson.dumps(list(model.engines)).decode(),
+        "weight_version": model.weight_version,
+        "weights_path": model.weights_path,
+        "tokenizer_path": model.tokenizer_path,
+        "context_length": model.context_length,
+        "vocabulary_size": model.vocabulary_size,
+        "create_time": model.create_time,
+    }
+
+
+def _model(row: Row[Any]) -> Model:
+    return Model(
+        name=ModelName(row.name),
+        role=Role(row.role),
+        engines=tuple(orjson.loads(row.engines)),
+        weight_version=row.weight_version,
+        weights_path=row.weights_path,
+        tokenizer_path=row.tokenizer_path,
+        context_length=row.context_length,
+        vocabulary_size=row.vocabulary_size,
+        create_time=Micros(row.create_time),
+    )

@@ -1,0 +1,239 @@
+"""Protobuf messages <-> values, for everything but model calls (`convert_calls.py`).
+
+In: requests. Out: checked values (InvalidFieldError where a field is wrong), and messages made of values.
+"""
+
+from datetime import timedelta
+from hashlib import blake2b
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from whippletree.v1 import attempt_pb2, model_pb2, phase_pb2, rollout_pb2, run_pb2
+
+from gateway_svc import names
+from gateway_svc.convert_sampling import sampling_from_pb, sampling_to_pb
+from gateway_svc.types import (
+    Attempt,
+    Micros,
+    Model,
+    ModelName,
+    Once,
+    Outcome,
+    Phase,
+    Role,
+    Rollout,
+    RolloutSpec,
+    RolloutState,
+    Run,
+    Split,
+)
+from whippletree.errors import InvalidFieldError
+
+MAX_HOLD = Micros(timedelta(minutes=10) // timedelta(microseconds=1))
+MAX_ATTEMPTS, MOST_ATTEMPTS = 3, 20
+
+STATES = {
+    RolloutState.QUEUED: rollout_pb2.ROLLOUT_STATE_QUEUED,
+    RolloutState.RUNNING: rollout_pb2.ROLLOUT_STATE_RUNNING,
+    RolloutState.SUCCEEDED: rollout_pb2.ROLLOUT_STATE_SUCCEEDED,
+    RolloutState.FAILED: rollout_pb2.ROLLOUT_STATE_FAILED,
+    RolloutState.CANCELLED: rollout_pb2.ROLLOUT_STATE_CANCELLED,
+}
+OUTCOMES = {
+    Outcome.SUCCEEDED: attempt_pb2.ATTEMPT_OUTCOME_SUCCEEDED,
+    Outcome.FAILED: attempt_pb2.ATTEMPT_OUTCOME_FAILED,
+    Outcome.INFRASTRUCTURE_FAILURE: attempt_pb2.ATTEMPT_OUTCOME_INFRASTRUCTURE_FAILURE,
+    Outcome.CANCELLED: attempt_pb2.ATTEMPT_OUTCOME_CANCELLED,
+}
+PHASES = {
+    Phase.ROLLOUT: phase_pb2.PHASE_ROLLOUT,
+    Phase.DRAINING: phase_pb2.PHASE_DRAINING,
+    Phase.UPDATING: phase_pb2.PHASE_UPDATING,
+}
+ROLES = {Role.POLICY: model_pb2.MODEL_ROLE_POLICY, Role.AUXILIARY: model_pb2.MODEL_ROLE_AUXILIARY}
+SPLITS = {Split.TRAIN: rollout_pb2.SPLIT_TRAIN, Split.EVAL: rollout_pb2.SPLIT_EVAL}
+
+_STATES = {value: key for key, value in STATES.items()}
+_OUTCOMES = {value: key for key, value in OUTCOMES.items()}
+_PHASES = {value: key for key, value in PHASES.items()} | {phase_pb2.PHASE_UNSPECIFIED: Phase.ROLLOUT}
+_ROLES = {value: key for key, value in ROLES.items()} | {model_pb2.MODEL_ROLE_UNSPECIFIED: Role.POLICY}
+_SPLITS = {value: key for key, value in SPLITS.items()} | {rollout_pb2.SPLIT_UNSPECIFIED: Split.TRAIN}
+
+
+def once(method: str, request_id: str, request: Message) -> Once | None:
+    """What makes a request answered once; None where the caller gave no id."""
+    if not request_id:
+        return None
+    if len(request_id) > 128:
+        raise InvalidFieldError("request_id is longer than 128 characters", field="request_id")
+    body = request.SerializeToString(deterministic=True)
+    return Once(request_id=request_id, method=method, digest=blake2b(body, digest_size=16).digest())
+
+
+def page_size(asked: int, default: int, most: int) -> int:
+    """Items of a page."""
+    if asked < 0:
+        raise InvalidFieldError("page_size is negative", field="page_size")
+    return min(asked or default, most)
+
+
+def timestamp(micros: Micros | None) -> Timestamp | None:
+    """Microseconds -> Timestamp; None stays unset."""
+    if micros is None:
+        return None
+    made = Timestamp()
+    made.FromMicroseconds(micros)
+    return made
+
+
+def duration(micros: Micros) -> Duration:
+    """Microseconds -> Duration."""
+    made = Duration()
+    made.FromMicroseconds(micros)
+    return made
+
+
+def state(value: rollout_pb2.RolloutState.ValueType, field: str = "state") -> RolloutState:
+    """A known state."""
+    if value not in _STATES:
+        raise InvalidFieldError(f"{field} is missing or unknown", field=field)
+    return _STATES[value]
+
+
+def outcome(value: attempt_pb2.AttemptOutcome.ValueType) -> Outcome:
+    """A known outcome."""
+    if value not in _OUTCOMES:
+        raise InvalidFieldError("outcome is missing or unknown", field="outcome")
+    return _OUTCOMES[value]
+
+
+def phase(value: phase_pb2.Phase.ValueType) -> Phase:
+    """A known phase."""
+    if value not in _PHASES:
+        raise InvalidFieldError("phase is unknown", field="phase")
+    return _PHASES[value]
+
+
+def spec(request: rollout_pb2.CreateRolloutRequest) -> RolloutSpec:
+    """What is asked for, with defaults filled in."""
+    rollout = request.rollout
+    if rollout.split not in _SPLITS:
+        raise InvalidFieldError("rollout.split is unknown", field="rollout.split")
+    attempts = rollout.runner.max_attempts or MAX_ATTEMPTS
+    if not 1 <= attempts <= MOST_ATTEMPTS:
+        text = f"rollout.runner.max_attempts {attempts} lies outside [1, {MOST_ATTEMPTS}]"
+        raise InvalidFieldError(text, field="rollout.runner.max_attempts")
+    if len(rollout.group_id) > 128:
+        raise InvalidFieldError("rollout.group_id is longer than 128 characters", field="rollout.group_id")
+    return RolloutSpec(
+        rollout_id=names.rollout_id(request.rollout_id),
+        run_id=names.run(rollout.run, "rollout.run"),
+        group_id=rollout.group_id,
+        split=_SPLITS[rollout.split],
+        input=rollout.input.SerializeToString(deterministic=True),
+        runner=rollout.runner.SerializeToString(deterministic=True),
+        metadata=rollout.metadata.SerializeToString(deterministic=True),
+        max_attempts=attempts,
+    )
+
+
+def rollout_to_pb(rollout: Rollout) -> rollout_pb2.Rollout:
+    """A rollout as it stands."""
+    asked, status = rollout.spec, rollout.status
+    made = rollout_pb2.Rollout(
+        name=f"rollouts/{asked.rollout_id}",
+        run=f"runs/{asked.run_id}",
+        group_id=asked.group_id,
+        split=SPLITS[asked.split],
+        state=STATES[status.state],
+        attempt=status.attempt,
+        state_message=status.message,
+        create_time=timestamp(rollout.create_time),
+        start_time=timestamp(status.start_time),
+        finish_time=timestamp(status.finish_time),
+        revision=status.revision,
+    )
+    made.input.ParseFromString(asked.input)
+    if asked.runner:
+        made.runner.ParseFromString(asked.runner)
+    if asked.metadata:
+        made.metadata.ParseFromString(asked.metadata)
+    return made
+
+
+def attempt_to_pb(attempt: Attempt) -> attempt_pb2.Attempt:
+    """An attempt."""
+    return attempt_pb2.Attempt(
+        name=f"rollouts/{attempt.rollout_id}/attempts/{attempt.number}",
+        number=attempt.number,
+        outcome=attempt_pb2.ATTEMPT_OUTCOME_UNSPECIFIED if attempt.outcome is None else OUTCOMES[attempt.outcome],
+        worker=attempt.worker,
+        message=attempt.message,
+        start_time=timestamp(attempt.start_time),
+        finish_time=timestamp(attempt.finish_time),
+    )
+
+
+def run_from_pb(request: run_pb2.CreateRunRequest) -> Run:
+    """A run to be made."""
+    hold = Micros(request.run.max_hold.ToMicroseconds()) if request.run.HasField("max_hold") else MAX_HOLD
+    if hold < 0:
+        raise InvalidFieldError("run.max_hold is negative", field="run.max_hold")
+    return Run(
+        run_id=names.run_id(request.run_id),
+        policy=names.model(request.run.policy, "run.policy"),
+        train_sampling=sampling_from_pb(request.run.train_sampling, "run.train_sampling"),
+        eval_sampling=sampling_from_pb(request.run.eval_sampling, "run.eval_sampling"),
+        max_hold=hold,
+    )
+
+
+def run_to_pb(run: Run) -> run_pb2.Run:
+    """A run."""
+    return run_pb2.Run(
+        name=f"runs/{run.run_id}",
+        policy=f"models/{run.policy}",
+        train_sampling=sampling_to_pb(run.train_sampling),
+        eval_sampling=sampling_to_pb(run.eval_sampling),
+        max_hold=duration(run.max_hold),
+        phase=PHASES[run.phase],
+        create_time=timestamp(run.create_time),
+    )
+
+
+def model_from_pb(message: model_pb2.Model) -> Model:
+    """A model to be registered."""
+    if message.role not in _ROLES:
+        raise InvalidFieldError("model.role is unknown", field="model.role")
+    for engine in message.engines:
+        if engine.kind not in (model_pb2.ENGINE_KIND_UNSPECIFIED, model_pb2.ENGINE_KIND_SGLANG):
+            raise InvalidFieldError("model.engines.kind is unknown", field="model.engines.kind")
+    return Model(
+        name=ModelName(names.model(message.name, "model.name")),
+        role=_ROLES[message.role],
+        engines=tuple(engine.address.rstrip("/") for engine in message.engines),
+        weight_version=message.weight_version,
+        weights_path=message.weights_path,
+        tokenizer_path=message.tokenizer_path,
+        context_length=message.context_length,
+        vocabulary_size=message.vocabulary_size,
+    )
+
+
+def model_to_pb(model: Model, seen: dict[str, str]) -> model_pb2.Model:
+    """A model; `seen` = the weight version that each engine was seen with."""
+    return model_pb2.Model(
+        name=f"models/{model.name}",
+        role=ROLES[model.role],
+        engines=[
+            model_pb2.Engine(address=address, kind=model_pb2.ENGINE_KIND_SGLANG, weight_version=seen.get(address, ""))
+            for address in model.engines
+        ],
+        weight_version=model.weight_version,
+        weights_path=model.weights_path,
+        tokenizer_path=model.tokenizer_path,
+        context_length=model.context_length,
+        vocabulary_size=model.vocabulary_size,
+        create_time=timestamp(model.create_time),
+    )

@@ -1,0 +1,1 @@
+"""Clients of inference engines, and the choice among them."""

@@ -1,0 +1,231 @@
+"""The path of one call: look up, validate, hold, sample, check, record, answer.
+
+In: an `Ask`. Out: a durable `Event` with its `ModelCall`. The same request_id joins the running generation or gets
+the recorded one. When the last caller goes away the generation is aborted at the engine and nothing is recorded.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from gateway_svc import calls, prefix, requests, rollout_state, rollouts, sampling, weights
+from gateway_svc.catalog import Catalog
+from gateway_svc.engines import answer
+from gateway_svc.engines.pool import Pool
+from gateway_svc.engines.sglang import EngineError, Sglang
+from gateway_svc.phase import Gates
+from gateway_svc.store import Store
+from gateway_svc.types import (
+    Ask,
+    CallHead,
+    CallId,
+    Event,
+    Finish,
+    Micros,
+    Model,
+    ModelName,
+    Run,
+    RunId,
+    Sampled,
+)
+from whippletree.errors import (
+    ContextLengthExceededError,
+    EngineUnavailableError,
+    InvalidFieldError,
+    RequestIdReusedError,
+    TokenOutOfVocabularyError,
+)
+from whippletree.tokens import unpack_ids
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What the store knows when a call comes: the answer of an earlier equal request, or what it needs to begin."""
+
+    earlier: Event | None
+    run_id: RunId
+    match: prefix.Match
+
+
+@dataclass(slots=True, kw_only=True)
+class _Flight:
+    """A running generation and how many callers wait for it."""
+
+    digest: bytes
+    task: "asyncio.Task[Event]"
+    waiting: int = 0
+
+
+class Generator:
+    """Runs calls. `tries` = how often an engine is asked for one response; `pause` = seconds between two tries."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        catalog: Catalog,
+        gates: Gates,
+        pool: Pool,
+        client: Sglang,
+        clock: Callable[[], Micros],
+        new_id: Callable[[], str],
+        tries: int,
+        pause: float,
+    ) -> None:
+        self._store, self._catalog, self._gates, self._pool, self._client = store, catalog, gates, pool, client
+        self._clock, self._new_id, self._tries, self._pause = clock, new_id, tries, pause
+        self._flights: dict[str, _Flight] = {}
+
+    async def generate(self, ask: Ask) -> Event:
+        """Sample, record, answer. Raises the errors that `inference.proto` names."""
+        if ask.once is None:
+            return await self._run(ask)
+        flight = self._flights.get(ask.once.request_id)
+        if flight is None:
+            flight = _Flight(digest=ask.once.digest, task=asyncio.create_task(self._run(ask)))
+            self._flights[ask.once.request_id] = flight
+            flight.task.add_done_callback(lambda task, key=ask.once.request_id: self._landed(key, task))  # type: ignore[misc]
+        elif flight.digest != ask.once.digest:
+            raise RequestIdReusedError(f"request_id {ask.once.request_id} was used for another request")
+        return await self._join(ask.once.request_id, flight)
+
+    async def close(self) -> None:
+        """Abort what still runs."""
+        tasks = [flight.task for flight in self._flights.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _join(self, key: str, flight: _Flight) -> Event:
+        """Wait for a generation; the last caller that goes away ends it."""
+        flight.waiting += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiting -= 1
+            if flight.waiting == 0 and not flight.task.done():
+                self._flights.pop(key, None)
+                flight.task.cancel()
+
+    def _landed(self, key: str, task: "asyncio.Task[Event]") -> None:
+        if not task.cancelled():
+            task.exception()  # its callers may be gone
+        if (flight := self._flights.get(key)) is not None and flight.task is task:
+            del self._flights[key]
+
+    async def _run(self, ask: Ask) -> Event:
+        begin = self._clock()
+        seen = await self._store.read(lambda connection: _look(connection, ask))
+        if seen.earlier is not None:
+            return seen.earlier
+        run = self._catalog.run(seen.run_id)
+        name = ModelName(ask.model) if ask.model else run.policy
+        room = check_prompt(ask.prompt, self._catalog.model(name))
+        keys = (f"runs/{run.run_id}", f"models/{name}")
+        async with self._gates.admitted(keys, run.max_hold / 1e6) as held:
+            if held:
+                seen = await self._store.read(lambda connection: _look(connection, ask))
+                if seen.earlier is not None:
+                    return seen.earlier
+            model = self._catalog.model(name)
+            used = resolve(ask, run, model, room)
+            call_id = CallId(self._new_id())
+            sent = self._clock()
+            address, found = await self._sample(ask, model, used, call_id)
+            head = CallHead(
+                model=name,
+                dialect=ask.dialect,
+                mode=ask.mode,
+                sampling=used.sampling,
+                asked_sampling=used.asked,
+                finish=found.finish,
+                matched_stop=found.matched_stop,
+                engine=address,
+                start_time=begin,
+                hold=Micros(round(held * 1e6)),
+                engine_time=Micros(self._clock() - sent),
+                spans=found.spans,
+            )
+            draft = calls.Draft(ask=ask, call_id=call_id, head=head, match=seen.match, sampled=found)
+            return await self._store.write(lambda tx: calls.record(tx, draft))
+
+    async def _sample(self, ask: Ask, model: Model, used: sampling.Used, call_id: CallId) -> tuple[str, Sampled]:
+        """One good response and the engine that gave it, after at most `tries` tries."""
+        avoid: frozenset[str] = frozenset()
+        problem = EngineError("not asked")
+        for number in range(self._tries):
+            if number:
+                await asyncio.sleep(self._pause * 2 ** (number - 1))
+            address = ""
+            try:
+                address = self._pool.pick(model, avoid, ask.rollout_id)
+                await self._pool.ready(model, address)
+                with self._pool.using(address):
+                    rid = call_id if number == 0 else f"{call_id}r{number}"
+                    body = await self._client.generate(address, rid, ask.prompt, used.sampling)
+                return address, accept(body, model)
+            except EngineError as error:
+                problem = error
+                if error.refused:
+                    raise InvalidFieldError(f"the engine refused: {error}", field="sampling") from error
+            except ValueError as error:
+                problem = EngineError(str(error))
+            log.warning("engine %s, call %s: %s", address, call_id, problem)
+            self._pool.doubt(address)
+            avoid |= {address}
+        raise EngineUnavailableError(
+            f"no engine of models/{model.name} gave a good answer: {problem}", model=model.name
+        )
+
+
+def accept(body: Mapping[str, Any], model: Model) -> Sampled:
+    """A response that can be recorded. Raises ValueError: wrong form, aborted by the engine, other weights."""
+    found = answer.sampled(body, model.vocabulary_size)
+    if found.finish == Finish.ABORT:
+        raise ValueError("the engine aborted the generation")
+    if model.weights_path and not weights.agree(found.spans, model.weight_version):
+        versions = sorted({span.weight_version for span in found.spans})
+        raise ValueError(f"sampled by weights {', '.join(versions)} instead of {model.weight_version}")
+    return found
+
+
+def check_prompt(prompt: bytes, model: Model) -> int:
+    """Room for the response in tokens. Raises where the prompt cannot be given to this model."""
+    if not prompt or len(prompt) % 4:
+        raise InvalidFieldError("prompt_token_ids is empty or no whole number of int32", field="prompt_token_ids")
+    ids = unpack_ids(prompt)
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= model.vocabulary_size:
+        token = low if low < 0 else high
+        text = f"token {token} lies outside [0, {model.vocabulary_size})"
+        raise TokenOutOfVocabularyError(text, token=token, vocabulary_size=model.vocabulary_size)
+    room = model.context_length - len(ids)
+    if room < 1:
+        text = f"the prompt has {len(ids)} tokens, the model's context {model.context_length}, and nothing is left"
+        raise ContextLengthExceededError(text, prompt_tokens=len(ids), context_length=model.context_length)
+    return room
+
+
+def resolve(ask: Ask, run: Run, model: Model, room: int) -> sampling.Used:
+    """What is really used; equal prompts of one request with a seed differ by their choice."""
+    asked = ask.sampling
+    if asked.seed is not None and ask.choice_index:
+        asked = replace(asked, seed=asked.seed + ask.choice_index)
+    return sampling.used(mode=ask.mode, role=model.role, run=run, asked=asked, asked_json=ask.asked_sampling, room=room)
+
+
+def _look(connection: Connection, ask: Ask) -> _Seen:
+    """Raises NotFoundError, RequestIdReusedError, StaleAttemptError, RolloutEndedError."""
+    if (earlier := requests.first_answer(connection, ask.once)) is not None:
+        event = calls.replayed(connection, earlier)
+        return _Seen(earlier=event, run_id=RunId(""), match=prefix.Match(parent=None, shared=0))
+    rollout = rollouts.get(connection, ask.rollout_id)
+    rollout_state.check_writable(rollout.status, ask.attempt, f"rollouts/{ask.rollout_id}")
+    match = prefix.longest(ask.prompt, calls.recorded(connection, rollout.ordinal, ask.attempt))
+    return _Seen(earlier=None, run_id=rollout.spec.run_id, match=match)

@@ -1,0 +1,307 @@
+"""Rollouts and attempts in the store: create, verbs, reads. The decisions are those of `rollout_state.py`.
+
+Functions with a `Transaction` are operations of the writer, those with a `Connection` are queries.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
+
+from gateway_svc import requests, rollout_state
+from gateway_svc.rollout_state import Step
+from gateway_svc.schema import attempts, rollouts, runs
+from gateway_svc.store import Transaction
+from gateway_svc.types import (
+    Attempt,
+    Once,
+    Outcome,
+    Rollout,
+    RolloutId,
+    RolloutSpec,
+    RolloutState,
+    RolloutStatus,
+    RunId,
+    Split,
+)
+from whippletree.errors import AlreadyExistsError, NotFoundError, ResumeTokenExpiredError
+
+_BY_ID = select(rollouts).where(rollouts.c.rollout_id == bindparam("id"))
+_IDS_PER_QUERY = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which rollouts are meant; None and empty mean all."""
+
+    run_id: RunId | None = None
+    states: tuple[RolloutState, ...] = ()
+    group_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Rollouts changed after a number, by change; complete up to `upto`, the last change where nothing is `more`."""
+
+    rollouts: tuple[Rollout, ...]
+    upto: int
+    more: bool
+
+
+def create(tx: Transaction, specs: Sequence[RolloutSpec], once: Once | None) -> list[tuple[Rollout, bool]]:
+    """Store all that are new, or none; each with whether it existed. Raises AlreadyExistsError, NotFoundError (run)."""
+    known = _known(tx.connection, [spec.rollout_id for spec in specs])
+    if (answer := requests.first_answer(tx.connection, once)) is not None:
+        return _created_before(specs, known, answer)
+    _check_runs(tx.connection, {spec.run_id for spec in specs})
+    rows: list[dict[str, Any]] = []
+    answers: list[tuple[Rollout, bool]] = []
+    ordinal = tx.connection.execute(select(func.max(rollouts.c.ordinal))).scalar() or 0
+    for spec in specs:
+        if (stored := known.get(spec.rollout_id)) is not None:
+            if stored.spec != spec:
+                name = f"rollouts/{spec.rollout_id}"
+                raise AlreadyExistsError(f"{name} exists with other content", name=name)
+            answers.append((stored, True))
+            continue
+        ordinal += 1
+        made = Rollout(ordinal=ordinal, spec=spec, status=RolloutStatus(), create_time=tx.now, change=tx.next_change())
+        known[spec.rollout_id] = made
+        answers.append((made, False))
+        rows.append(_row(made))
+    if rows:
+        tx.connection.execute(insert(rollouts), rows)
+    if once is not None:
+        brief = [None if not existed else requests.pack_status(rollout.status).decode() for rollout, existed in answers]
+        requests.remember(tx, once, orjson.dumps(brief))
+    return answers
+
+
+def start(tx: Transaction, rollout_id: RolloutId, worker: str, once: Once | None) -> tuple[Rollout, Attempt]:
+    """Open the next attempt."""
+    rollout = _verb(tx, rollout_id, once, lambda found: rollout_state.start(found.status, now=tx.now), worker)
+    attempt = get_attempt(tx.connection, rollout_id, rollout.status.attempt)
+    return rollout, replace(attempt, outcome=None, message="", finish_time=None)
+
+
+def finish(
+    tx: Transaction, rollout_id: RolloutId, attempt: int, outcome: Outcome, message: str, once: Once | None
+) -> Rollout:
+    """End an attempt."""
+    return _verb(
+        tx,
+        rollout_id,
+        once,
+        lambda found: rollout_state.finish(
+            found.status,
+            attempt=attempt,
+            outcome=outcome,
+            message=message,
+            max_attempts=found.spec.max_attempts,
+            now=tx.now,
+        ),
+    )
+
+
+def cancel(tx: Transaction, rollout_id: RolloutId, message: str, once: Once | None) -> Rollout:
+    """End a rollout by request."""
+    return _verb(tx, rollout_id, once, lambda found: rollout_state.cancel(found.status, message=message, now=tx.now))
+
+
+def transition(
+    tx: Transaction, rollout_id: RolloutId, to: RolloutState, attempt: int, message: str, once: Once | None
+) -> Rollout:
+    """Move a rollout to a state."""
+    return _verb(
+        tx,
+        rollout_id,
+        once,
+        lambda found: rollout_state.transition(
+            found.status,
+            to=to,
+            attempt=attempt,
+            message=message,
+            max_attempts=found.spec.max_attempts,
+            now=tx.now,
+        ),
+    )
+
+
+def get(connection: Connection, rollout_id: RolloutId) -> Rollout:
+    """One rollout. Raises NotFoundError."""
+    row = connection.execute(_BY_ID, {"id": rollout_id}).first()
+    if row is None:
+        raise NotFoundError(f"rollouts/{rollout_id} does not exist", name=f"rollouts/{rollout_id}")
+    return _rollout(row)
+
+
+def page(connection: Connection, wanted: Filter, after: int, size: int) -> list[Rollout]:
+    """The first `size` rollouts created after the ordinal `after`, in the order of creation."""
+    query = _filtered(select(rollouts), wanted).where(rollouts.c.ordinal > after)
+    return [_rollout(row) for row in connection.execute(query.order_by(rollouts.c.ordinal).limit(size))]
+
+
+def changed(connection: Connection, wanted: Filter, after: int, size: int) -> Changes:
+    """At most `size` rollouts changed after the number `after`. Raises ResumeTokenExpiredError for a number to come."""
+    last = connection.execute(select(func.max(rollouts.c.change))).scalar() or 0
+    if after > last:
+        raise ResumeTokenExpiredError("the resume token is from another store")
+    query = _filtered(select(rollouts), wanted).where(rollouts.c.change > after)
+    found = tuple(_rollout(row) for row in connection.execute(query.order_by(rollouts.c.change).limit(size)))
+    more = len(found) == size
+    return Changes(rollouts=found, upto=found[-1].change if more else last, more=more)
+
+
+def get_attempt(connection: Connection, rollout_id: RolloutId, number: int) -> Attempt:
+    """One attempt. Raises NotFoundError."""
+    found = list_attempts(connection, rollout_id, number - 1, 1)
+    if not found or found[0].number != number:
+        name = f"rollouts/{rollout_id}/attempts/{number}"
+        raise NotFoundError(f"{name} does not exist", name=name)
+    return found[0]
+
+
+def list_attempts(connection: Connection, rollout_id: RolloutId, after: int, size: int) -> list[Attempt]:
+    """Attempts of a rollout by number. Raises NotFoundError where there is no such rollout."""
+    ordinal = get(connection, rollout_id).ordinal
+    query = select(attempts).where(attempts.c.rollout == ordinal, attempts.c.number > after)
+    return [
+        Attempt(
+            rollout_id=rollout_id,
+            number=row.number,
+            worker=row.worker,
+            start_time=row.start_time,
+            outcome=None if row.outcome is None else Outcome(row.outcome),
+            message=row.message,
+            finish_time=row.finish_time,
+        )
+        for row in connection.execute(query.order_by(attempts.c.number).limit(size))
+    ]
+
+
+def _verb(
+    tx: Transaction, rollout_id: RolloutId, once: Once | None, decide: Callable[[Rollout], Step], worker: str = ""
+) -> Rollout:
+    """Answer as the first time, or decide, apply and remember."""
+    found = get(tx.connection, rollout_id)
+    if (answer := requests.first_answer(tx.connection, once)) is not None:
+        return replace(found, status=requests.unpack_status(answer))
+    step = decide(found)
+    if step.status != found.status:
+        found = _apply(tx, found, step, worker)
+    requests.remember(tx, once, requests.pack_status(step.status))
+    return found
+
+
+def _apply(tx: Transaction, rollout: Rollout, step: Step, worker: str) -> Rollout:
+    status, number = step.status, rollout.status.attempt
+    if step.closes is not None:
+        closed = {"outcome": step.closes, "message": status.message, "finish_time": tx.now}
+        which = (attempts.c.rollout == rollout.ordinal, attempts.c.number == number)
+        tx.connection.execute(update(attempts).where(*which).values(closed))
+    if step.opens:
+        opened = {"rollout": rollout.ordinal, "number": status.attempt, "worker": worker, "start_time": tx.now}
+        tx.connection.execute(insert(attempts), opened | {"message": ""})
+    moved = replace(rollout, status=status, change=tx.next_change())
+    tx.connection.execute(
+        update(rollouts)
+        .where(rollouts.c.ordinal == rollout.ordinal)
+        .values(_status_row(status) | {"change": moved.change})
+    )
+    return moved
+
+
+def _created_before(
+    specs: Sequence[RolloutSpec], known: dict[RolloutId, Rollout], answer: bytes
+) -> list[tuple[Rollout, bool]]:
+    """The first answer of a create: new ones as they were made, others as they stood."""
+    answers: list[tuple[Rollout, bool]] = []
+    for spec, brief in zip(specs, orjson.loads(answer), strict=True):
+        status = RolloutStatus() if brief is None else requests.unpack_status(brief)
+        answers.append((replace(known[spec.rollout_id], status=status), brief is not None))
+    return answers
+
+
+def _known(connection: Connection, ids: Sequence[RolloutId]) -> dict[RolloutId, Rollout]:
+    """The rollouts among these ids that are stored."""
+    found: dict[RolloutId, Rollout] = {}
+    for begin in range(0, len(ids), _IDS_PER_QUERY):
+        part = ids[begin : begin + _IDS_PER_QUERY]
+        for row in connection.execute(select(rollouts).where(rollouts.c.rollout_id.in_(part))):
+            found[row.rollout_id] = _rollout(row)
+    return found
+
+
+def _check_runs(connection: Connection, wanted: set[RunId]) -> None:
+    for run_id in wanted:
+        if connection.execute(select(runs.c.ordinal).where(runs.c.run_id == run_id)).first() is None:
+            raise NotFoundError(f"runs/{run_id} does not exist", name=f"runs/{run_id}")
+
+
+def _filtered(query: Select[Any], wanted: Filter) -> Select[Any]:
+    if wanted.run_id is not None:
+        query = query.where(rollouts.c.run_id == wanted.run_id)
+    if wanted.states:
+        query = query.where(rollouts.c.state.in_(wanted.states))
+    if wanted.group_id:
+        query = query.where(rollouts.c.group_id == wanted.group_id)
+    return query
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
+    spec = rollout.spec
+    return {
+        "ordinal": rollout.ordinal,
+        "rollout_id": spec.rollout_id,
+        "run_id": spec.run_id,
+        "group_id": spec.group_id,
+        "split": spec.split,
+        "max_attempts": spec.max_attempts,
+        "create_time": rollout.create_time,
+        "change": rollout.change,
+        "input": spec.input,
+        "runner": spec.runner,
+        "metadata": spec.metadata,
+    } | _status_row(rollout.status)
+
+
+def _status_row(status: RolloutStatus) -> dict[str, Any]:
+    return {
+        "state": status.state,
+        "attempt": status.attempt,
+        "outcome": status.outcome,
+        "message": status.message,
+        "start_time": status.start_time,
+        "finish_time": status.finish_time,
+        "revision": status.revision,
+    }
+
+
+def _rollout(row: Row[Any]) -> Rollout:
+    fields = row._mapping
+    return Rollout(
+        ordinal=fields["ordinal"],
+        spec=RolloutSpec(
+            rollout_id=fields["rollout_id"],
+            run_id=fields["run_id"],
+            group_id=fields["group_id"],
+            split=Split(fields["split"]),
+            input=fields["input"],
+            runner=fields["runner"],
+            metadata=fields["metadata"],
+            max_attempts=fields["max_attempts"],
+        ),
+        status=RolloutStatus(
+            state=RolloutState(fields["state"]),
+            attempt=fields["attempt"],
+            outcome=None if fields["outcome"] is None else Outcome(fields["outcome"]),
+            message=fields["message"],
+            start_time=fields["start_time"],
+            finish_time=fields["finish_time"],
+            revision=fields["revision"],
+        ),
+        create_time=fields["create_time"],
+        change=fields["change"],
+    )

@@ -1,0 +1,1 @@
+"""The rpcs: unpack, await, pack."""

@@ -1,0 +1,42 @@
+"""InferenceService."""
+
+from typing import Any
+
+import grpc
+from whippletree.v1 import inference_pb2 as pb
+from whippletree.v1.inference_pb2_grpc import InferenceServiceServicer
+
+from gateway_svc import calls, convert_calls, names
+from gateway_svc.generate import Generator
+from gateway_svc.store import Store
+from gateway_svc.types import ModelCall, View
+from whippletree.errors import InvalidFieldError
+from whippletree.log import ROLLOUT
+
+Context = grpc.aio.ServicerContext[Any, Any]
+DELIVERED_LIMIT = 100
+
+
+class InferenceServicer(InferenceServiceServicer):
+    """Generations, by the generator; deliveries, into the store."""
+
+    def __init__(self, generator: Generator, store: Store) -> None:
+        self._generator, self._store = generator, store
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        ask = convert_calls.ask(request)
+        ROLLOUT.set(ask.rollout_id)
+        call = (await self._generator.generate(ask)).payload
+        assert isinstance(call, ModelCall)
+        return pb.GenerateResponse(
+            call=convert_calls.call_to_pb(call, View.BASIC),
+            response_token_ids=call.response,
+            response_logprobs=call.logprobs,
+        )
+
+    async def MarkDelivered(self, request: pb.MarkDeliveredRequest, context: Context) -> pb.MarkDeliveredResponse:
+        if len(request.call_ids) > DELIVERED_LIMIT:
+            raise InvalidFieldError(f"more than {DELIVERED_LIMIT} calls", field="call_ids")
+        rollout_id, call_ids = names.rollout(request.rollout, "rollout"), tuple(request.call_ids)
+        await self._store.write(lambda tx: calls.mark_delivered(tx, rollout_id, call_ids))
+        return pb.MarkDeliveredResponse()

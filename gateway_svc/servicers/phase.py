@@ -1,0 +1,41 @@
+"""PhaseService."""
+
+from typing import Any
+
+import grpc
+from whippletree.v1 import phase_pb2 as pb
+from whippletree.v1.phase_pb2_grpc import PhaseServiceServicer
+
+from gateway_svc import convert, names
+from gateway_svc.catalog import Catalog
+from gateway_svc.phase import Gates
+from gateway_svc.types import Phase
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PhaseServicer(PhaseServiceServicer):
+    """Phases: durable in the catalog, in force at the gates."""
+
+    def __init__(self, catalog: Catalog, gates: Gates) -> None:
+        self._catalog, self._gates = catalog, gates
+
+    async def GetPhase(self, request: pb.GetPhaseRequest, context: Context) -> pb.GetPhaseResponse:
+        run = self._catalog.run(names.run(request.run, "run"))
+        key = f"runs/{run.run_id}"
+        return pb.GetPhaseResponse(
+            phase=convert.PHASES[run.phase],
+            in_flight_count=self._gates.in_flight(key),
+            held_count=self._gates.held(key),
+        )
+
+    async def SetPhase(self, request: pb.SetPhaseRequest, context: Context) -> pb.SetPhaseResponse:
+        run_id, phase = names.run(request.run, "run"), convert.phase(request.phase)
+        key = f"runs/{run_id}"
+        await self._catalog.set_phase(run_id, phase)
+        if phase == Phase.ROLLOUT:
+            self._gates.open(key)
+        else:
+            self._gates.close(key)
+            await self._gates.drained(key)
+        return pb.SetPhaseResponse(phase=convert.PHASES[phase])

@@ -1,0 +1,192 @@
+"""A real gateway for other services' tests: on a store of its own, in this process or in another.
+
+In: a folder for the store. Out: an address. Example::
+
+    async with running_gateway(tmp_path) as gateway, FakeEngine() as engine:
+        await gateway.register_model(engine.url)
+        await gateway.create_run("r")
+        await gateway.create_rollout("r", "a")
+        stub = RolloutServiceStub(gateway.channel)
+"""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+from google.protobuf.struct_pb2 import Struct
+from whippletree.v1 import event_pb2, inference_pb2, model_call_pb2, model_pb2, rollout_pb2, run_pb2
+from whippletree.v1.event_pb2_grpc import EventServiceStub
+from whippletree.v1.inference_pb2_grpc import InferenceServiceStub
+from whippletree.v1.model_pb2_grpc import ModelServiceStub
+from whippletree.v1.phase_pb2_grpc import PhaseServiceStub
+from whippletree.v1.rollout_pb2_grpc import RolloutServiceStub
+from whippletree.v1.run_pb2_grpc import RunServiceStub
+
+from gateway_svc.server import serving
+from gateway_svc.settings import GatewaySettings, StoreSettings
+from whippletree.channel import connect
+
+if TYPE_CHECKING:  # these stubs exist for the type checker alone
+    from whippletree.v1.event_pb2_grpc import EventServiceAsyncStub
+    from whippletree.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+    from whippletree.v1.model_pb2_grpc import ModelServiceAsyncStub
+    from whippletree.v1.phase_pb2_grpc import PhaseServiceAsyncStub
+    from whippletree.v1.rollout_pb2_grpc import RolloutServiceAsyncStub
+    from whippletree.v1.run_pb2_grpc import RunServiceAsyncStub
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningGateway:
+    """A gateway that serves, with a channel to it and short ways to what tests need first."""
+
+    address: str
+    channel: grpc.aio.Channel
+
+    @property
+    def rollouts(self) -> "RolloutServiceAsyncStub":
+        """Stub of RolloutService."""
+        return RolloutServiceStub(self.channel)
+
+    @property
+    def events(self) -> "EventServiceAsyncStub":
+        """Stub of EventService."""
+        return EventServiceStub(self.channel)
+
+    @property
+    def inference(self) -> "InferenceServiceAsyncStub":
+        """Stub of InferenceService."""
+        return InferenceServiceStub(self.channel)
+
+    @property
+    def models(self) -> "ModelServiceAsyncStub":
+        """Stub of ModelService."""
+        return ModelServiceStub(self.channel)
+
+    @property
+    def runs(self) -> "RunServiceAsyncStub":
+        """Stub of RunService."""
+        return RunServiceStub(self.channel)
+
+    @property
+    def phases(self) -> "PhaseServiceAsyncStub":
+        """Stub of PhaseService."""
+        return PhaseServiceStub(self.channel)
+
+    async def register_model(
+        self,
+        *engines: str,
+        name: str = "tiny",
+        context_length: int = 2048,
+        vocabulary_size: int = 1024,
+        tokenizer_path: str = "",
+        weight_version: str = "",
+        weights_path: str = "",
+    ) -> model_pb2.Model:
+        """Register `models/{name}` with these engines."""
+        model = model_pb2.Model(
+            name=f"models/{name}",
+            engines=[model_pb2.Engine(address=engine) for engine in engines],
+            context_length=context_length,
+            vocabulary_size=vocabulary_size,
+            tokenizer_path=tokenizer_path,
+            weight_version=weight_version,
+            weights_path=weights_path,
+        )
+        return (await self.models.RegisterModel(model_pb2.RegisterModelRequest(model=model))).model
+
+    async def create_run(self, run_id: str = "r", policy: str = "tiny", max_hold_s: int = 600) -> run_pb2.Run:
+        """Create `runs/{run_id}`."""
+        run = run_pb2.Run(policy=f"models/{policy}")
+        run.max_hold.FromSeconds(max_hold_s)
+        return (await self.runs.CreateRun(run_pb2.CreateRunRequest(run_id=run_id, run=run))).run
+
+    async def create_rollout(
+        self,
+        rollout_id: str,
+        run_id: str = "r",
+        *,
+        group_id: str = "",
+        start: bool = True,
+        runner: rollout_pb2.Runner | None = None,
+        question: str = "1 + 1",
+    ) -> rollout_pb2.Rollout:
+        """Create `rollouts/{rollout_id}` and start its first attempt."""
+        rollout = rollout_pb2.Rollout(run=f"runs/{run_id}", group_id=group_id, input=Struct(), runner=runner)
+        rollout.input.update({"question": question})
+        request = rollout_pb2.CreateRolloutRequest(rollout_id=rollout_id, rollout=rollout)
+        made = (await self.rollouts.CreateRollout(request)).rollout
+        if start:
+            begin = rollout_pb2.StartRolloutRequest(name=made.name, worker="test")
+            return (await self.rollouts.StartRollout(begin)).rollout
+        return made
+
+    async def generate(
+        self, rollout_id: str, prompt: Sequence[int], *, attempt: int = 1, request_id: str = "", max_tokens: int = 16
+    ) -> inference_pb2.GenerateResponse:
+        """One call in train mode."""
+        request = inference_pb2.GenerateRequest(
+            rollout=f"rollouts/{rollout_id}",
+            attempt=attempt,
+            prompt_token_ids=packed(prompt),
+            sampling=model_call_pb2.SamplingParams(max_tokens=max_tokens),
+            dialect="openai.chat",
+            request_id=request_id,
+        )
+        return await self.inference.Generate(request)
+
+    async def list_events(
+        self, rollout_id: str, view: event_pb2.EventView.ValueType = event_pb2.EVENT_VIEW_FULL
+    ) -> Sequence[event_pb2.Event]:
+        """The first 1,000 events of a rollout."""
+        request = event_pb2.ListEventsRequest(parent=f"rollouts/{rollout_id}", view=view, page_size=1000)
+        return (await self.events.ListEvents(request)).events
+
+
+def packed(ids: Sequence[int]) -> bytes:
+    """Token ids as the wire has them."""
+    return b"".join(token.to_bytes(4, "little", signed=True) for token in ids)
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(folder: Path, **changes: object) -> AsyncIterator[RunningGateway]:
+    """A gateway in this process, on a store in `folder`; `changes` are fields of GatewaySettings."""
+    settings = GatewaySettings(
+        store=StoreSettings(path=folder / "record.db", synchronous="NORMAL"), grace=0.5, watch_quiet=0.2
+    ).model_copy(update=changes)
+    async with serving(settings) as port, connect(f"127.0.0.1:{port}") as channel:
+        yield RunningGateway(address=f"127.0.0.1:{port}", channel=channel)
+
+
+@contextlib.asynccontextmanager
+async def gateway_process(
+    folder: Path, *arguments: str
+) -> AsyncIterator[tuple[RunningGateway, asyncio.subprocess.Process]]:
+    """A gateway in a process of its own, killed at the end if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "gateway_svc",
+        "--store.path",
+        str(folder / "record.db"),
+        "--log_level",
+        "WARNING",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        assert line.startswith("listening on "), line
+        address = line.split()[-1]
+        async with connect(address) as channel:
+            yield RunningGateway(address=address, channel=channel), process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        process._transport.close()  # type: ignore[attr-defined]  # asyncio leaves the pipe to the garbage collector
