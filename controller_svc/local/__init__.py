@@ -1,0 +1,1 @@
+"""The local runner: attempts as processes of this machine."""
