@@ -52,11 +52,10 @@ class Gateway:
         self._runs = run_pb2_grpc.RunServiceStub(channel)
         self._models = model_pb2_grpc.ModelServiceStub(channel)
 
-    async def model_context_length(self, model: str) -> int:
-        """Longest prompt + response of a registered model, tokens. Raises NotFoundError."""
+    async def require_model(self, model: str) -> None:
+        """Raises NotFoundError where the model is not registered."""
         request = model_pb2.GetModelRequest(name=f"models/{model}")
-        answer = await call(lambda: self._models.GetModel(request, timeout=DEADLINE), patience=self._patience)
-        return answer.model.context_length
+        await call(lambda: self._models.GetModel(request, timeout=DEADLINE), patience=self._patience)
 
     async def create_run(self, run: RunId, policy: str) -> None:
         """Make the run known; doing so again is fine."""

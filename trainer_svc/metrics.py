@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,11 +95,19 @@ class MetricsFile:
         with self._path.open("a") as file:
             file.write(_json(line) + "\n")
 
+    def amend(self, **figures: float) -> None:
+        """Add figures to the last line."""
+        *lines, last = self.lines()
+        self._write([*lines, {**last, **figures}])
+
     def cut(self, step: int) -> list[Line]:
         """Drop what comes after `step`; the lines that stay."""
         kept = [line for line in self.lines() if int(str(line["step"])) <= step]
-        replace_text(self._path, "".join(_json(line) + "\n" for line in kept))
+        self._write(kept)
         return kept
+
+    def _write(self, lines: Sequence[Line]) -> None:
+        replace_text(self._path, "".join(_json(line) + "\n" for line in lines))
 
 
 def _json(line: Mapping[str, object]) -> str:

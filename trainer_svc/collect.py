@@ -1,0 +1,103 @@
+"""Rollouts asked for -> finished: declares them, watches their ends, and builds samples while others still run."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from trainer_svc import forest, ids
+from trainer_svc.config import AgentSection
+from trainer_svc.gateway import Gateway
+from trainer_svc.step import Finished
+from trainer_svc.types import Record, RolloutId, RolloutSpec, RunId, State, Status
+
+log = logging.getLogger(__name__)
+
+
+class Board:
+    """Where the run's rollouts stand. Statuses may come twice and late: an end is final."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[RolloutId, Status] = {}
+        self._changed = asyncio.Condition()
+
+    async def put(self, status: Status) -> None:
+        """Note one status."""
+        known = self._statuses.get(status.rollout_id)
+        if known is not None and known.state.ended:
+            return
+        async with self._changed:
+            self._statuses[status.rollout_id] = status
+            self._changed.notify_all()
+
+    async def follow(self, statuses: AsyncIterator[Status]) -> None:
+        """Note every status of a watch, without end."""
+        async for status in statuses:
+            await self.put(status)
+
+    async def ended(self, wanted: Sequence[RolloutId]) -> AsyncIterator[list[Status]]:
+        """Each of `wanted` once, as they end, some at a time."""
+        left = dict.fromkeys(wanted)
+        while left:
+            async with self._changed:
+                await self._changed.wait_for(lambda: any(self._has_ended(item) for item in left))
+                found = [self._statuses[item] for item in left if self._has_ended(item)]
+            for status in found:
+                del left[status.rollout_id]
+            yield found
+
+    def running(self) -> list[RolloutId]:
+        """All that have not ended."""
+        return [rollout for rollout, status in self._statuses.items() if not status.state.ended]
+
+    def _has_ended(self, rollout: RolloutId) -> bool:
+        return rollout in self._statuses and self._statuses[rollout].state.ended
+
+
+class Collector:
+    """Asks for rollouts of one run and brings them back finished."""
+
+    def __init__(self, gateway: Gateway, run: RunId, model: str, agent: AgentSection, board: Board) -> None:
+        self._gateway = gateway
+        self._run = run
+        self._model = model
+        self._agent = agent
+        self._board = board
+
+    async def collect(self, specs: Sequence[RolloutSpec], seen: Callable[[Finished], None]) -> list[Finished]:
+        """Run all of `specs` to their ends; in the order given, with `seen` called for each as it ends."""
+        declared = await self._declare(specs)
+        finished: dict[RolloutId, Finished] = {}
+        async for statuses in self._board.ended(list(declared)):
+            for status, record in zip(statuses, await self._gateway.records(statuses, self._model), strict=True):
+                done = assemble(declared[status.rollout_id], status, record)
+                finished[status.rollout_id] = done
+                seen(done)
+        return [finished[rollout] for rollout in declared]
+
+    async def _declare(self, specs: Sequence[RolloutSpec]) -> dict[RolloutId, RolloutSpec]:
+        """Ask for rollouts; one that was cancelled when an earlier driver was stopped is asked for under a new id."""
+        declared: dict[RolloutId, RolloutSpec] = {}
+        wanted = list(specs)
+        while wanted:
+            statuses = await self._gateway.create_rollouts(self._run, wanted, self._agent)
+            again: list[RolloutSpec] = []
+            for spec, status in zip(wanted, statuses, strict=True):
+                if status.state is State.CANCELLED:
+                    again.append(ids.replaced(spec))
+                else:
+                    declared[spec.rollout_id] = spec
+                    await self._board.put(status)
+            wanted = again
+        return declared
+
+    async def cancel_running(self) -> None:
+        """Cancel whatever has not ended, as far as the gateway answers."""
+        async with asyncio.TaskGroup() as group:
+            for rollout in self._board.running():
+                group.create_task(self._gateway.cancel(rollout, "the trainer was stopped", patience=5.0))
+
+
+def assemble(spec: RolloutSpec, status: Status, record: Record) -> Finished:
+    """A finished rollout with its samples."""
+    grown = forest.grow(record.rollout_id, record.calls)
+    return Finished(spec=spec, status=status, rewards=record.rewards, forest=grown)
