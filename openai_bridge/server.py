@@ -1,7 +1,9 @@
 """The composition root: settings -> gateway client, models, tokenizers, deliveries -> a listening server."""
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
 
 from whippletree.v1 import bridge_pb2_grpc
 
@@ -21,17 +23,23 @@ NAME = "whippletree.v1.OpenAIBridgeService"
 
 
 async def serve(settings: BridgeSettings) -> None:
-    """Serve until SIGTERM or SIGINT. Order of the stop: answers end, deliveries are reported, the channel closes."""
+    """Serve until SIGTERM or SIGINT; says where on standard output."""
     stopped = asyncio.create_task(until_signal())
+    async with running(settings) as port:
+        print(f"listening on {settings.listen.rpartition(':')[0]}:{port}", flush=True)
+        await stopped
+
+
+@contextlib.asynccontextmanager
+async def running(settings: BridgeSettings) -> AsyncIterator[int]:
+    """A bridge while the block runs; yields its port. Its end: answers end, deliveries are reported, it closes."""
+    delivery, generation = settings.delivery, settings.generation
+    in_flight = InFlight()
     async with connect(settings.gateway) as channel:
-        gateway = Gateway(
-            channel, patience=settings.generation.patience, generation_deadline=settings.generation.deadline
-        )
-        delivery = settings.delivery
+        gateway = Gateway(channel, patience=generation.patience, generation_deadline=generation.deadline)
         async with Deliveries(
             gateway, queue=delivery.queue, patience=delivery.patience, flush=delivery.flush
         ) as deliveries:
-            in_flight = InFlight()
             servicer = _servicer(settings, gateway, deliveries, in_flight)
             service = Service(
                 full_name=NAME,
@@ -43,8 +51,7 @@ async def serve(settings: BridgeSettings) -> None:
                 drain=lambda: in_flight.drain(settings.grace),
                 reflected=public_services(),  # Envoy sends questions of reflection here
             ) as port:
-                print(f"listening on {settings.listen.rpartition(':')[0]}:{port}", flush=True)
-                await stopped
+                yield port
 
 
 def _servicer(

@@ -1,0 +1,101 @@
+"""Real processes for tests: a service started as `python -m NAME`, and the real Envoy in front, all on free ports."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from whippletree.cli.envoy import FOLDER, EnvoyValues, arguments, listening_port, render
+
+ENVOY = Path(sys.executable).with_name("envoy")
+STARTING = 60.0
+"""Seconds for a process to be ready; only a fault ever takes that long."""
+
+
+@dataclass(slots=True)
+class Service:
+    """One running service."""
+
+    process: Process
+    address: str
+    """host:port."""
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait; the exit code."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def service(name: str, *given: str, listen: str = "127.0.0.1:0") -> AsyncIterator[Service]:
+    """Start a service and wait for its line `listening on host:port`; kill it at the end."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", name, "--listen", listen, *given, stdout=PIPE, env=environment
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(STARTING):
+            line = (await process.stdout.readline()).decode().strip()
+        assert line.startswith("listening on "), f"{name} did not start: {line!r}"
+        yield Service(process, line.removeprefix("listening on "))
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def envoy(
+    *, gateway: str, bridge: str, folder: Path, replacing: tuple[tuple[str, str], ...] = ()
+) -> AsyncIterator[str]:
+    """Start Envoy with the product's template and wait until it is ready; yields its base URL.
+
+    `replacing` shortens times in the template for tests of what takes minutes.
+    """
+    template = (FOLDER / "envoy.yaml").read_text()
+    for old, new in replacing:
+        assert old in template, f"not in the template any more: {old}"
+        template = template.replace(old, new)
+    values = EnvoyValues(
+        listen="127.0.0.1:0", admin="127.0.0.1:0", gateway=gateway, bridge=bridge, access_log=str(folder / "access.log")
+    )
+    config, admin_file, log = folder / "envoy.yaml", folder / "envoy.admin", folder / "envoy.log"
+    config.write_text(render(template, values))
+    admin_file.unlink(missing_ok=True)
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            ENVOY, *arguments(config=config, admin_file=admin_file), stdout=out, stderr=out
+        )
+    try:
+        async with asyncio.timeout(STARTING), httpx.AsyncClient() as client:
+            port = await _port(client, admin_file, process)
+            while (await client.get(f"http://127.0.0.1:{port}/readyz")).status_code != 200:
+                await asyncio.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _port(client: httpx.AsyncClient, admin_file: Path, process: Process) -> int:
+    while True:
+        assert process.returncode is None, "Envoy ended: see envoy.log"
+        if admin := _text(admin_file):
+            listeners = await client.get(f"http://{admin}/listeners?format=json")
+            if port := listening_port(listeners.text):
+                return port
+        await asyncio.sleep(0.02)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

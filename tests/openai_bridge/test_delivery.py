@@ -1,0 +1,67 @@
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from openai_bridge.delivery import GROUP, Deliveries, grouped
+from whippletree.errors import ServiceUnavailableError
+
+
+@dataclass
+class Gateway:
+    told: list[tuple[str, list[str]]] = field(default_factory=list)
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    fails: bool = False
+
+    async def mark_delivered(self, rollout: str, call_ids: list[str], *, patience: float) -> None:
+        await self.open.wait()
+        if self.fails:
+            raise ServiceUnavailableError("gone")
+        self.told.append((rollout, call_ids))
+
+
+async def test_leaving_reports_everything_grouped_by_rollout() -> None:
+    gateway = Gateway()
+    async with Deliveries(gateway, queue=1000, patience=1, flush=30) as deliveries:
+        deliveries.add("r1", ["a"])
+        deliveries.add("r2", ["b"])
+        deliveries.add("r1", ["c"])
+        gateway.open.set()
+    assert sorted(call for _, calls in gateway.told for call in calls) == ["a", "b", "c"]
+    assert {(rollout, call) for rollout, calls in gateway.told for call in calls} == {
+        ("r1", "a"),
+        ("r2", "b"),
+        ("r1", "c"),
+    }
+
+
+async def test_a_gateway_that_never_answers_holds_the_end_only_for_the_flush() -> None:
+    async with asyncio.timeout(30):
+        async with Deliveries(Gateway(), queue=10, patience=1, flush=0.01) as deliveries:
+            deliveries.add("r1", ["a"])
+
+
+async def test_failed_report_does_not_end_the_others() -> None:
+    gateway = Gateway(fails=True)
+    gateway.open.set()
+    async with Deliveries(gateway, queue=10, patience=1, flush=30) as deliveries:
+        deliveries.add("r1", ["a"])
+        await asyncio.sleep(0)
+    gateway.fails = False
+    async with Deliveries(gateway, queue=10, patience=1, flush=30) as deliveries:
+        deliveries.add("r1", ["b"])
+    assert gateway.told == [("r1", ["b"])]
+
+
+async def test_full_queue_drops_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    gateway = Gateway()
+    async with Deliveries(gateway, queue=2, patience=1, flush=30) as deliveries:
+        deliveries.add("r1", ["a", "b", "c"])
+        gateway.open.set()
+    assert [call for _, calls in gateway.told for call in calls] == ["a", "b"]
+    assert "call c stays unreported" in caplog.text
+
+
+def test_groups_hold_at_most_a_hundred() -> None:
+    made = grouped([("r", str(number)) for number in range(GROUP + 1)])
+    assert [len(ids) for _, ids in made] == [GROUP, 1]

@@ -1,0 +1,58 @@
+import asyncio
+
+import pytest
+
+from openai_bridge.in_flight import InFlight
+from whippletree.errors import ShuttingDownError
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_leaving_a_scope_cancels_its_work() -> None:
+    in_flight = InFlight()
+    with in_flight.scope() as scope:
+        task = scope.start(forever())
+    await asyncio.wait({task})
+    assert task.cancelled()
+
+
+async def test_drain_lets_work_end_within_its_grace() -> None:
+    in_flight, go = InFlight(), asyncio.Event()
+
+    async def answer() -> str:
+        with in_flight.scope() as scope:
+            work = scope.start(go.wait())
+            await asyncio.wait({work})
+            return str(scope.result(work))
+
+    answering = asyncio.create_task(answer())
+    await asyncio.sleep(0)
+    draining = asyncio.create_task(in_flight.drain(60))
+    go.set()
+    assert await answering == "True"
+    await draining
+
+
+async def test_drain_cuts_what_is_left_and_tells_why() -> None:
+    in_flight = InFlight()
+
+    async def answer() -> None:
+        with in_flight.scope() as scope:
+            work = scope.start(forever())
+            await asyncio.wait({work})
+            scope.result(work)
+
+    answering = asyncio.create_task(answer())
+    await asyncio.sleep(0)
+    await in_flight.drain(0.01)
+    with pytest.raises(ShuttingDownError):
+        await answering
+
+
+async def test_new_work_is_refused_while_stopping() -> None:
+    in_flight = InFlight()
+    await in_flight.drain(0)
+    with in_flight.scope() as scope, pytest.raises(ShuttingDownError):
+        scope.start(forever())
