@@ -1,13 +1,14 @@
 """Make stand-ins for the CUDA libraries that PyPI's Linux torch links but a CPU never calls. Off unless asked for.
 
-PyPI has no CPU build of torch for Linux on x86-64: the CUDA build links its libraries hard, 2 GB of download, 3 GB on disk.
-``make setup CUDA_STANDINS=1`` leaves out the packages in ``requirements/cuda-standins.txt`` and runs this after each install.
+PyPI has no CPU build of torch for Linux on x86-64: the CUDA build links its libraries hard, 2 GB of download and 3 GB
+on disk. ``make setup CUDA_STANDINS=1`` leaves out the packages in ``requirements/cuda-standins.txt`` and runs this after
+each install.
 
-In: a virtual environment (the one whose Python runs this) with torch, nvidia-cuda-runtime, nvidia-cuda-cupti, nvidia-cufile.
-Out: for each linked CUDA library that is not there, a small shared object with its name, its symbol version and the functions
-that torch wants of it; each returns 1, an error in every CUDA library, so that ``.cuda()`` raises. Libraries that are there
-are left alone, and stand-ins of an earlier run are made anew. Needs gcc and readelf. Where an index with CPU builds of torch
-can be reached, use that instead (``TORCH_CPU_INDEX=URL``).
+In: a virtual environment (the one whose Python runs this) with torch, nvidia-cuda-runtime, nvidia-cuda-cupti and
+nvidia-cufile. Out: for each linked CUDA library that is not there, a small shared object with its name, its symbol
+version and the functions that torch wants of it; each returns 1, an error in every CUDA library, so that ``.cuda()``
+raises. Libraries that are there are left alone, and stand-ins of an earlier run are made anew. Needs gcc and readelf.
+Where an index with CPU builds of torch can be reached, use that instead (``TORCH_CPU_INDEX=URL``).
 """
 
 import collections
