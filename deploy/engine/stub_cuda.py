@@ -1,8 +1,8 @@
 """Make stand-ins for the CUDA libraries that PyPI's Linux torch links but a CPU never calls. Off unless asked for.
 
 PyPI has no CPU build of torch for Linux on x86-64: the CUDA build links its libraries hard, 2 GB of download and 3 GB
-on disk. ``make setup CUDA_STANDINS=1`` leaves out the packages in ``requirements/cuda-standins.txt`` and runs this after
-each install.
+on disk. ``make setup CUDA_STANDINS=1`` leaves out the packages in ``requirements/cuda-standins.txt`` and runs this
+after each install.
 
 In: a virtual environment (the one whose Python runs this) with torch, nvidia-cuda-runtime, nvidia-cuda-cupti and
 nvidia-cufile. Out: for each linked CUDA library that is not there, a small shared object with its name, its symbol

@@ -42,7 +42,8 @@ def engine_command(
     """Compose the launch of SGLang for a model on disk.
 
     `max_total_tokens` (tokens in the key-value cache; without it a CPU server takes 13 GB) and `max_running_requests`
-    bound a CPU server; a CUDA server sizes itself. `extra` is appended and wins. Raises ValueError for an unknown device.
+    bound a CPU server; a CUDA server sizes itself. `extra` is appended and wins. Raises ValueError for
+    an unknown device.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device is auto, cpu or cuda, not {device}")
