@@ -20,12 +20,11 @@ class LossKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """Settings of the clipped policy gradient; supervised losses use only `entropy`."""
+    """Settings of the clipped policy gradient; a supervised loss has none."""
 
     clip_low: float = 0.2  # the ratio is clipped below 1 - clip_low
     clip_high: float = 0.28  # and above 1 + clip_high
     dual_clip: float | None = None  # over 1: bounds the loss of negative advantages by dual_clip * |advantage|
-    entropy: bool = False  # also measure the mean entropy of the trained tokens (costs one pass over the logits)
 
     def __post_init__(self) -> None:
         """Refuses clip ranges that invert the objective."""
@@ -36,10 +35,21 @@ class LossConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """Constants of Adam; learning rate and clipping come with each step."""
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0  # decoupled, of matrices; biases and norms are never decayed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadModel:
     """Builds the model and a fresh optimizer from a Hugging Face directory; drops what was loaded before."""
 
     path: Path
+    optimizer: OptimizerSettings = OptimizerSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +61,6 @@ class TrainStep:
     config: LossConfig = LossConfig()
     learning_rate: float
     clip_norm: float = 1.0  # 0: no clipping
-    weight_decay: float = 0.0  # of matrices; biases and norms are never decayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +71,8 @@ class Logprobs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfBatches:
     """Ends the micro-batches of a TrainStep or Logprobs."""
+
+    micro_batch_count: int | None = None  # how many were sent, checked when given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +105,9 @@ class Stop:
     """Ends the rank with exit status 0."""
 
 
-Command = LoadModel | TrainStep | Logprobs | MicroBatch | EndOfBatches | SaveWeights | SaveCheckpoint | LoadCheckpoint | Stop
+Command = (
+    LoadModel | TrainStep | Logprobs | MicroBatch | EndOfBatches | SaveWeights | SaveCheckpoint | LoadCheckpoint | Stop
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +132,25 @@ class StepDone:
     ratio_deviation: float  # largest |exp(logprob - rollout logprob) - 1| of a trained token
     kl: float  # mean k3 estimate of KL(rollout policy || trained policy) over trained tokens
     clip_fraction: float  # of trained tokens whose gradient the clip removed
-    entropy: float | None  # nats, mean over trained tokens; None when not asked for
+    entropy: float  # nats, mean over trained tokens; 0 for a supervised loss
     learning_rate: float
     seconds: float
     tokens_per_second: float  # forward_tokens / seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LogprobsDone:
-    """One array per micro-batch, aligned with the target token: [T], 0 at each sequence's first token."""
+class RowLogprobs:
+    """Log-probabilities of one sequence."""
 
-    logprobs: tuple[Float32Array, ...]
+    row: str  # the sample's id; empty when the micro-batch named none
+    logprobs: Float32Array  # [tokens of the sequence], aligned with the target token: the first is 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LogprobsDone:
+    """One entry per sequence of this data-parallel rank's micro-batches, in their order."""
+
+    rows: tuple[RowLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ class MicroBatch:
     cu_seqlens: Int32Array  # [S+1], from 0 to T, strictly increasing (just [0] when there is no sequence)
     loss_weights: Float32Array  # [T]
     advantages: Float32Array  # [T], ignored by supervised losses
-    rollout_logprobs: Float32Array  # [T], natural logarithm, under the policy that sampled the token; 0 where not sampled
+    rollout_logprobs: Float32Array  # [T], natural, under the policy that sampled the token; 0 where not sampled
     rows: tuple[str, ...] = ()  # [S] sample ids, for messages and logs
 
     def __post_init__(self) -> None:

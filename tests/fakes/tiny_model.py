@@ -66,10 +66,20 @@ def write_tiny_model(
 
 
 def tensor_shapes(
-    layers: int, hidden: int, intermediate: int, heads: int, key_value_heads: int, head: int, vocabulary: int, tied: bool
+    layers: int,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    key_value_heads: int,
+    head: int,
+    vocabulary: int,
+    tied: bool,
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of a Qwen3's tensors by their Hugging Face names."""
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocabulary, hidden),
+        "model.norm.weight": (hidden,),
+    }
     if not tied:
         shapes["lm_head.weight"] = (vocabulary, hidden)
     for layer in range(layers):
@@ -109,11 +119,19 @@ def write_tokenizer(directory: Path, vocabulary: int) -> None:
     tokenizer = {
         "version": "1.0",
         "added_tokens": [
-            {"id": token, "content": text, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+            {
+                "id": token,
+                "content": text,
+                "special": True,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+            }
             for text, token in marks.items()
         ],
         "normalizer": None,
-        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?s)."}, "behavior": "Isolated", "invert": False},
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": False},
         "post_processor": None,
         "decoder": {"type": "Fuse"},
         "model": {"type": "WordLevel", "vocab": characters, "unk_token": "?"},

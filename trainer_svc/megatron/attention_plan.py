@@ -49,7 +49,9 @@ def plan_attention(
         key_sequences = np.concatenate([ids for ids, _ in every_rank])
         key_positions = np.concatenate([places for _, places in every_rank])
         allowed = (sequences[:, None] == key_sequences) & (key_positions <= positions[:, None])
-        return AttentionPlan(positions=on_device, groups=(), slots=None, fill=None, mask=torch.from_numpy(allowed).to(device))
+        return AttentionPlan(
+            positions=on_device, groups=(), slots=None, fill=None, mask=torch.from_numpy(allowed).to(device)
+        )
     groups, slots = group_sequences(lengths)
     if slots is None:
         return AttentionPlan(positions=on_device, groups=groups, slots=None, fill=None, mask=None)

@@ -14,7 +14,19 @@ from typing import Any
 
 import torch
 
-FACTORIES = ("zeros", "ones", "empty", "tensor", "full", "arange", "rand", "randn", "empty_like", "zeros_like", "ones_like")
+FACTORIES = (
+    "zeros",
+    "ones",
+    "empty",
+    "tensor",
+    "full",
+    "arange",
+    "rand",
+    "randn",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+)
 # Checkpoint modules that megatron imports late: loaded at once, so that they are proxied too.
 LATE_MODULES = ("torch", "filesystem_async", "state_dict_saver", "async_utils", "fully_parallel")
 SITES = (

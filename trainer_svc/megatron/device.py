@@ -66,11 +66,13 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def config_flags() -> dict[str, Any]:
+def config_flags(device: Device) -> dict[str, Any]:
     """TransformerConfig fields for megatron's local layers: no kernel that needs Apex or TransformerEngine."""
     return {
-        "use_cpu_initialization": True,
-        "perform_initialization": False,  # weights are always loaded
+        # Weights are always loaded, but initialization also marks which parameters are split over tensor ranks: without
+        # the marks the gradient norm counts one rank's part alone.
+        "perform_initialization": True,
+        "use_cpu_initialization": not device.is_cuda,
         "masked_softmax_fusion": False,
         "bias_activation_fusion": False,
         "bias_dropout_fusion": False,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core.transformer.module import MegatronModule
 
 
 class _RmsNormFunction(torch.autograd.Function):
@@ -65,11 +66,14 @@ class _SwiGluFunction(torch.autograd.Function):
         return out
 
 
-class SwiGlu(torch.nn.Module):
-    """Stands in megatron's layer spec for the activation between the two halves of a feed-forward layer."""
+class SwiGlu(MegatronModule):
+    """Stands in megatron's layer spec for the activation between the two halves of a feed-forward layer.
+
+    A MegatronModule, because checkpoints ask every part of that layer for its shards.
+    """
 
     def __init__(self, config: Any) -> None:
-        super().__init__()
+        super().__init__(config)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., 2 * width] -> [..., width]."""

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from trainer_svc.commands import RowLogprobs
 from trainer_svc.megatron.batch import Batch, target_aligned
 from trainer_svc.megatron.loss import token_logprobs
 from trainer_svc.megatron.trainer import Trainer, run_passes, to_batches
@@ -14,8 +15,8 @@ from trainer_svc.microbatch import Float32Array, MicroBatch
 
 
 @torch.no_grad()
-def compute_logprobs(trainer: Trainer, micro_batches: Iterable[MicroBatch]) -> tuple[Float32Array, ...]:
-    """Target-aligned log-probabilities [T] of each micro-batch; tensor, pipeline and context peers answer the same."""
+def compute_logprobs(trainer: Trainer, micro_batches: Iterable[MicroBatch]) -> tuple[RowLogprobs, ...]:
+    """Of every sequence, target-aligned; tensor, pipeline and context peers answer the same."""
     given = list(micro_batches)
     batches = to_batches(trainer, given, every_token=True)
 
@@ -25,7 +26,15 @@ def compute_logprobs(trainer: Trainer, micro_batches: Iterable[MicroBatch]) -> t
 
     trainer.model.eval()
     kept: list[torch.Tensor] = run_passes(trainer, batches, loss_function, train=False)
-    return _gather(kept, batches, [micro_batch.token_count for micro_batch in given], trainer.device.torch_device)
+    values = _gather(kept, batches, [micro_batch.token_count for micro_batch in given], trainer.device.torch_device)
+    return tuple(row for pair in zip(given, values, strict=True) for row in _rows(*pair))
+
+
+def _rows(micro_batch: MicroBatch, logprobs: Float32Array) -> list[RowLogprobs]:
+    """[T] -> one entry per sequence."""
+    pieces = np.split(logprobs, micro_batch.cu_seqlens[1:-1]) if micro_batch.sequence_count else []
+    names = micro_batch.rows or ("",) * len(pieces)
+    return [RowLogprobs(row=name, logprobs=piece) for name, piece in zip(names, pieces, strict=True)]
 
 
 def _gather(

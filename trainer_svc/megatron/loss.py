@@ -14,6 +14,7 @@ from trainer_svc.megatron.batch import Batch
 
 # A ratio beyond e^20 is a broken logprob, not information; without the bound exp() overflows to inf, and inf * 0 is nan.
 LOG_RATIO_BOUND = 20.0
+ENTROPY_ROWS = 1024  # positions whose vocabulary is held in fp32 at once
 SUMS = ("loss", "trained_tokens", "forward_tokens", "kl", "clipped", "entropy")  # order of `Figures.sums`
 
 
@@ -28,19 +29,28 @@ def token_logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def token_entropies(logits: torch.Tensor) -> torch.Tensor:
-    """[N, V] -> [N] entropies in nats, over all tensor ranks' vocabulary."""
+    """[N, V] -> [N] entropies in nats, over all tensor ranks' vocabulary; a piece at a time, to bound the memory."""
+    pieces = [_entropies(piece.float()) for piece in logits.split(ENTROPY_ROWS)]
+    return torch.cat(pieces)
+
+
+def _entropies(logits: torch.Tensor) -> torch.Tensor:
+    """[n, V] -> [n]: log sum e^x - sum x e^x / sum e^x, shifted by the largest x."""
     group = parallel_state.get_tensor_model_parallel_group()
-    wide = logits.float()
-    peak = wide.amax(-1)
-    dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
-    shifted = wide - peak[..., None]
+    peak = logits.amax(-1)
+    if group.size() > 1:
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
+    shifted = logits - peak[:, None]
     exponentials = shifted.exp()
-    sums = torch.stack([exponentials.sum(-1), (exponentials * shifted).sum(-1)])
-    dist.all_reduce(sums, group=group)
+    sums = torch.stack([exponentials.sum(-1), torch.linalg.vecdot(exponentials, shifted)])
+    if group.size() > 1:
+        dist.all_reduce(sums, group=group)
     return sums[0].log() - sums[1] / sums[0]
 
 
-def compute(kind: LossKind, config: LossConfig, logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def compute(
+    kind: LossKind, config: LossConfig, logits: torch.Tensor, batch: Batch
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(loss to differentiate, sums [len(SUMS)], largest ratio deviation) of one micro-batch; logits [N, V]."""
     logprobs = token_logprobs(logits, batch.labels)
     weights = batch.loss_weights
@@ -52,7 +62,7 @@ def compute(kind: LossKind, config: LossConfig, logits: torch.Tensor, batch: Bat
         losses, clipped = policy_losses(log_ratio, batch.advantages, config)
     loss = torch.where(trained, weights * losses, 0.0).sum()
     with torch.no_grad():
-        figures = _figures(loss, logits, log_ratio, trained, clipped, batch, kind, config)
+        figures = _figures(kind, loss, logits, log_ratio, trained, clipped, batch)
     return loss, *figures
 
 
@@ -74,21 +84,21 @@ def policy_losses(
 
 
 def _figures(
+    kind: LossKind,
     loss: torch.Tensor,
     logits: torch.Tensor,
     log_ratio: torch.Tensor,
     trained: torch.Tensor,
     clipped: torch.Tensor,
     batch: Batch,
-    kind: LossKind,
-    config: LossConfig,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sums in the order of SUMS, and the largest ratio deviation."""
     zero = loss.new_zeros(())
-    entropy = (token_entropies(logits) * trained).sum() if config.entropy else zero
-    forward = loss.new_tensor(float(batch.forward_tokens))
+    counts = trained.sum().float(), loss.new_tensor(float(batch.forward_tokens))
     if kind is LossKind.SFT:  # demonstrations were not sampled: there is no ratio
-        return torch.stack([loss.detach(), trained.sum().float(), forward, zero, zero, entropy]), zero
-    kl = log_ratio.expm1() - log_ratio
-    sums = [loss.detach(), trained.sum().float(), forward, kl.sum(), (clipped & trained).sum().float(), entropy]
-    return torch.stack(sums), log_ratio.expm1().abs().max()
+        return torch.stack([loss.detach(), *counts, zero, zero, zero]), zero
+    excess = log_ratio.expm1()
+    kl = (excess - log_ratio).sum()  # k3 of the rollout policy against the trained one
+    entropy = (token_entropies(logits) * trained).sum()
+    sums = torch.stack([loss.detach(), *counts, kl, (clipped & trained).sum().float(), entropy])
+    return sums, excess.abs().max()

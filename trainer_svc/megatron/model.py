@@ -122,7 +122,7 @@ def transformer_config(architecture: Architecture, layout: Layout, device: Devic
         pipeline_dtype=device.dtype,
         use_te_activation_func=spec == "local",  # megatron's name for "take the activation from the layer spec"
         calculate_per_token_loss=True,  # no averaging anywhere: the loss is a plain sum
-        **config_flags(),
+        **config_flags(device),
     )
     config.rotary_base = architecture.rotary_base  # read by PackedCausalAttention
     return config

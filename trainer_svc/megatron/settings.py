@@ -1,4 +1,4 @@
-"""Settings of a rank: how the model is laid out over processes, and the optimizer's constants."""
+"""Settings of a rank: how the model is laid out over processes, and what its layers are made of."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,9 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamSettings:
-    """Constants of Adam with decoupled weight decay; rate, decay and clipping come with each step."""
-
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
     """Everything a rank is started with."""
 
     layout: Layout = Layout()
-    adam: AdamSettings = AdamSettings()
     seed: int = 1234
     layer_spec: str = "local"  # local: own attention core, any device; te: TransformerEngine, CUDA only

@@ -17,7 +17,9 @@ from trainer_svc.megatron.trainer import Trainer, run_passes, to_batches
 from trainer_svc.microbatch import MicroBatch
 
 
-def accumulate_gradients(trainer: Trainer, command: TrainStep, batches: list[Batch]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def accumulate_gradients(
+    trainer: Trainer, command: TrainStep, batches: list[Batch]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Leaves the summed gradient in the model; (sums, largest deviation) of each micro-batch on the last stage."""
     trainer.model.zero_grad_buffer()
     trainer.optimizer.zero_grad()
@@ -35,7 +37,7 @@ def apply_gradients(trainer: Trainer, command: TrainStep) -> tuple[float, bool]:
     optimizer = trainer.optimizer
     for group in optimizer.param_groups:
         group["lr"] = command.learning_rate * group["lr_mult"]
-        group["weight_decay"] = command.weight_decay * group["wd_mult"]
+        group["weight_decay"] = optimizer.config.weight_decay * group["wd_mult"]
     overflow = optimizer.prepare_grads()
     norm = math.inf if overflow else float(optimizer.get_grad_norm())
     if not math.isfinite(norm):
@@ -65,14 +67,16 @@ def train_step(trainer: Trainer, command: TrainStep, micro_batches: Iterable[Mic
         ratio_deviation=deviation,
         kl=figures["kl"] * mean,
         clip_fraction=figures["clipped"] * mean,
-        entropy=figures["entropy"] * mean if command.config.entropy else None,
+        entropy=figures["entropy"] * mean,
         learning_rate=command.learning_rate,
         seconds=seconds,
         tokens_per_second=figures["forward_tokens"] / seconds,
     )
 
 
-def reduce_figures(kept: list[tuple[torch.Tensor, torch.Tensor]], device: torch.device) -> tuple[dict[str, float], float]:
+def reduce_figures(
+    kept: list[tuple[torch.Tensor, torch.Tensor]], device: torch.device
+) -> tuple[dict[str, float], float]:
     """Sums over micro-batches and ranks (in float64), and the largest deviation; the last stage tells the others."""
     sums = torch.zeros(len(loss.SUMS), dtype=torch.float64, device=device)
     deviation = torch.zeros(1, dtype=torch.float64, device=device)

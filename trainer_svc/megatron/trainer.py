@@ -17,9 +17,9 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
+from trainer_svc.commands import OptimizerSettings
 from trainer_svc.megatron.batch import Batch, make_batch
 from trainer_svc.megatron.device import Device
-from trainer_svc.megatron.settings import AdamSettings
 from trainer_svc.microbatch import MicroBatch, empty_micro_batch
 
 LossFunction = Callable[[torch.Tensor], tuple[Any, ...]]
@@ -49,7 +49,7 @@ class OutputPositions:
         return (args[0].index_select(0, self.wanted), *args[1:])
 
 
-def make_trainer(model: GPTModel, device: Device, adam: AdamSettings) -> Trainer:
+def make_trainer(model: GPTModel, device: Device, settings: OptimizerSettings) -> Trainer:
     """Wraps a model that holds its weights with gradient buffers and a fresh Adam."""
     config = model.config
     config.finalize_model_grads_func = sum_gradients
@@ -60,10 +60,10 @@ def make_trainer(model: GPTModel, device: Device, adam: AdamSettings) -> Trainer
     optimizer_config = OptimizerConfig(
         optimizer="adam",
         lr=0.0,  # comes with each step
-        weight_decay=0.0,
-        adam_beta1=adam.beta1,
-        adam_beta2=adam.beta2,
-        adam_eps=adam.epsilon,
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.beta1,
+        adam_beta2=settings.beta2,
+        adam_eps=settings.epsilon,
         bf16=device.is_cuda,
         params_dtype=device.dtype,
     )
@@ -83,7 +83,9 @@ def context_rank() -> tuple[int, int]:
     return parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
 
 
-def run_passes(trainer: Trainer, batches: list[Batch], loss_function: Callable[[Batch, torch.Tensor], Any], train: bool) -> list[Any]:
+def run_passes(
+    trainer: Trainer, batches: list[Batch], loss_function: Callable[[Batch, torch.Tensor], Any], train: bool
+) -> list[Any]:
     """Runs every micro-batch forward, and backward when training. What the loss function kept, on the last pipeline stage."""
 
     def forward_step(iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, LossFunction]:
@@ -109,6 +111,8 @@ def to_batches(trainer: Trainer, micro_batches: Iterable[MicroBatch], *, every_t
     size, rank = context_rank()
     given = list(micro_batches) or [empty_micro_batch()]
     return [
-        make_batch(micro_batch, trainer.device.torch_device, every_token=every_token, context_size=size, context_rank=rank)
+        make_batch(
+            micro_batch, trainer.device.torch_device, every_token=every_token, context_size=size, context_rank=rank
+        )
         for micro_batch in given
     ]

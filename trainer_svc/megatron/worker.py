@@ -51,7 +51,7 @@ class Worker:
                 self._step = command.step
                 return done
             case commands.Logprobs():
-                return commands.LogprobsDone(logprobs=compute_logprobs(self.trainer, micro_batches(stream)))
+                return commands.LogprobsDone(rows=compute_logprobs(self.trainer, micro_batches(stream)))
             case commands.SaveWeights():
                 return self._save_weights(command)
             case commands.SaveCheckpoint():
@@ -76,7 +76,7 @@ class Worker:
         architecture = model.read_architecture(command.path)
         gpt = model.build(architecture, self._settings.layout, self._device, self._settings.layer_spec)
         weights.import_weights(gpt, architecture, weights.Reader(command.path))
-        self._trainer = make_trainer(gpt, self._device, self._settings.adam)
+        self._trainer = make_trainer(gpt, self._device, command.optimizer)
         self._source, self._architecture, self._step = command.path, architecture, 0
         return commands.ModelLoaded(
             parameter_count=architecture.parameter_count,
@@ -99,9 +99,13 @@ class Worker:
 
 def micro_batches(stream: Iterator[commands.Command]) -> Iterator[MicroBatch]:
     """The micro-batches up to EndOfBatches. Raises ValueError when something else comes, or the stream ends early."""
+    count = 0
     for command in stream:
         if isinstance(command, commands.EndOfBatches):
+            if command.micro_batch_count not in (None, count):
+                raise ValueError(f"{count} of {command.micro_batch_count} micro-batches arrived")
             return
+        count += 1
         if not isinstance(command, MicroBatch):
             raise ValueError(f"expected micro-batches, not {type(command).__name__}")
         yield command
