@@ -59,7 +59,7 @@ def run_code(main: ModuleType, path: str) -> int:
     try:
         code = compile(source, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        sys.excepthook(type(error), error, None)
+        sys.excepthook(type(error), error.with_traceback(None), None)
         return 1
     try:
         exec(code, main.__dict__)

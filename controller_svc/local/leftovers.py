@@ -25,13 +25,13 @@ def kill_marked(root: Path, *, groups: frozenset[int] = frozenset()) -> int:
 
     Repeats until none is found, because a process that is being killed may fork.
     """
-    killed = 0
+    killed: set[int] = set()
     for _ in range(100):
         found = [pid for pid in marked(root) if (not groups or _group(pid) in groups) and _kill(pid, root)]
         if not found:
-            return killed
-        killed += len(found)
-    return killed
+            break
+        killed.update(found)
+    return len(killed)
 
 
 def _is_marked(pid: int, root: Path) -> bool:
