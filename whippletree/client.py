@@ -216,6 +216,15 @@ async def open_client(address: str, *, patience: float = 10.0) -> AsyncIterator[
         yield Client(channel, patience=patience)
 
 
+def _plain(value: Any) -> Any:
+    """A Struct's value as JSON wrote it: whole numbers without `.0`."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _id(name: str) -> str:
     return name.rpartition("/")[2]
 
@@ -240,7 +249,7 @@ def _rollout(item: rollout_pb2.Rollout) -> Rollout:
         state=_word(rollout_pb2.RolloutState, item.state),
         attempt=item.attempt,
         message=item.state_message,
-        input=MessageToDict(item.input),
+        input=_plain(MessageToDict(item.input)),
         created=_time(item.create_time),
         finished=_time(item.finish_time),
     )
@@ -266,7 +275,7 @@ def _event(item: event_pb2.Event) -> Event:
         call=_model_call(item.model_call) if kind == "model_call" else None,
         reward=item.reward.value if kind == "reward" else None,
         reward_source=(item.reward.source or "agent") if kind == "reward" else "",
-        note=(item.note.type, MessageToDict(item.note.data)) if kind == "note" else None,
+        note=(item.note.type, _plain(MessageToDict(item.note.data))) if kind == "note" else None,
         log=(item.log.stream, item.log.text) if kind == "log" else None,
     )
 
