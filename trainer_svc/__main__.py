@@ -4,6 +4,7 @@ Exit codes: 0 complete; 1 failed, with a message; 2 the configuration does not f
 (the run goes on where it was when it is started again).
 """
 
+import argparse
 import asyncio
 import signal
 import sys
@@ -25,11 +26,14 @@ STOPPED = 130
 
 def main() -> int:
     """The exit code."""
-    settings = load(TrainerSettings)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--set", action="append", default=[])  # by itself: values may hold commas and quotes
+    overrides, rest = parser.parse_known_args()
+    settings = load(TrainerSettings, rest)
     log.configure(settings.log_level)
     reporter = Reporter()
     try:
-        config = load_config(settings.training, settings.set)
+        config = load_config(settings.training, overrides.set)
         return asyncio.run(_train(config, settings, reporter))
     except ConfigError as error:
         print(f"configuration: {error}", file=sys.stderr)

@@ -8,14 +8,15 @@ from whippletree.settings import ServiceSettings
 
 
 class TrainerSettings(ServiceSettings):
-    """Train a policy: python -m trainer_svc CONFIG.toml"""
+    """Train a policy: python -m trainer_svc CONFIG.toml
+
+    --set SECTION.KEY=VALUE: override of the configuration, such as rl.steps=4; may be repeated.
+    """
 
     model_config = SettingsConfigDict(env_prefix="TRAINER_", cli_prog_name="trainer_svc")
 
     training: CliPositionalArg[Path]
     """The training configuration, TOML."""
-    set: list[str] = []  # noqa: RUF012  # pydantic copies defaults
-    """Overrides of the configuration, such as `rl.steps=4`."""
     gateway: str = "127.0.0.1:8081"
     """host:port of the gateway's gRPC."""
     patience: float = 600.0

@@ -16,6 +16,7 @@ from pydantic_settings import (
     CliApp,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -65,6 +66,8 @@ def load(kind: type[S], arguments: Sequence[str] | None = None) -> S:
         settings: S = CliApp.run(Loaded, cli_args=rest)
     except ValidationError as error:
         _fail("; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()))
+    except SettingsError as error:
+        _fail(str(error))
     return settings
 
 

@@ -127,7 +127,14 @@ async def _train(chosen: Demo, running: System) -> int:
 
 def config_overrides(chosen: Demo) -> list[str]:
     """What differs from examples/quickstart/config.toml; the user's own come last and win."""
+    files = {
+        "model.path": "model",
+        "data.train": "train.jsonl",
+        "data.heldout": "heldout.jsonl",
+        "warmup.demonstrations": "demonstrations.jsonl",
+    }
     made = [f"run.name={json.dumps(chosen.name)}", f"run.seed={chosen.seed}"]
+    made += [f"{key}={json.dumps(str(chosen.prepared / name))}" for key, name in files.items()]
     if chosen.nonsense:
         made.append('agent.environment={CALCULATOR = "nonsense"}')
     return [*made, *chosen.overrides]

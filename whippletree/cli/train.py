@@ -40,13 +40,12 @@ def train(
 
 def driver_command(config: Path, *, gateway: str, runs: Path, overrides: list[str], fresh: bool) -> tuple[str, ...]:
     """Command line of the driver."""
-    sets = [argument for item in overrides for argument in ("--set", item)]
     return (
         *(sys.executable, "-m", "trainer_svc", str(config.resolve())),
         *("--gateway", gateway, "--runs", str(runs.resolve()), "--python", str(TRAIN_PYTHON)),
         *("--cache", str(ROOT / ".cache")),
         *(("--fresh", "true") if fresh else ()),
-        *sets,
+        *(argument for item in overrides for argument in ("--set", item)),
     )
 
 
