@@ -3,7 +3,10 @@
 Arrays travel as packed little-endian bytes; an array of zeros travels as no bytes.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from whippletree.v1 import backend_pb2 as pb
@@ -12,19 +15,9 @@ from trainer_svc import commands as c
 from trainer_svc.microbatch import Float32Array, MicroBatch
 from whippletree.tokens import pack_floats, pack_ids, unpack_floats, unpack_ids
 
-STEP_INTEGERS = ("step", "trained_tokens", "forward_tokens")
-STEP_NUMBERS = (
-    "loss",
-    "gradient_norm",
-    "ratio_deviation",
-    "kl",
-    "clip_fraction",
-    "entropy",
-    "learning_rate",
-    "seconds",
-    "tokens_per_second",
-)
-MODEL_INTEGERS = ("parameter_count", "vocabulary_size", "maximum_length")
+STEP_FIELDS = {field.name: field.type for field in fields(c.StepDone)}
+MODEL_FIELDS = {field.name: field.type for field in fields(c.ModelLoaded)}
+R = TypeVar("R")
 
 
 def command_to_message(command_id: int, command: c.Command) -> pb.StreamCommandsResponse:
@@ -167,10 +160,9 @@ def result_to_message(command_id: int, rank: int, session: str, result: c.Result
         case c.Failed():
             message.error = result.message or "failed without a message"
         case c.StepDone():
-            message.metrics.update({name: getattr(result, name) for name in (*STEP_INTEGERS, *STEP_NUMBERS)})
-            message.metrics["applied"] = result.applied
+            message.metrics.update({name: float(getattr(result, name)) for name in STEP_FIELDS})
         case c.ModelLoaded():
-            message.metrics.update({name: getattr(result, name) for name in MODEL_INTEGERS})
+            message.metrics.update({name: getattr(result, name) for name in MODEL_FIELDS})
         case c.LogprobsDone():
             message.row_logprobs.extend(
                 pb.RowLogprobs(row=row.row, logprobs=pack_floats(row.logprobs)) for row in result.rows
@@ -181,6 +173,11 @@ def result_to_message(command_id: int, rank: int, session: str, result: c.Result
     return message
 
 
+def _from_figures(kind: Callable[..., R], types: Mapping[str, Any], figures: Mapping[str, float]) -> R:
+    """A result whose fields all are numbers. Raises KeyError when one is missing."""
+    return kind(**{name: number(figures[name]) for name, number in types.items()})
+
+
 def result_from_message(message: pb.ReportResultRequest, command: c.Command) -> c.Result:
     """The result of `command`. Raises ValueError for a command that has none, KeyError when a figure is missing."""
     if message.error:
@@ -188,11 +185,9 @@ def result_from_message(message: pb.ReportResultRequest, command: c.Command) -> 
     figures = message.metrics
     match command:
         case c.TrainStep():
-            integers = {name: round(figures[name]) for name in STEP_INTEGERS}
-            numbers = {name: figures[name] for name in STEP_NUMBERS}
-            return c.StepDone(applied=bool(figures["applied"]), **integers, **numbers)
+            return _from_figures(c.StepDone, STEP_FIELDS, figures)
         case c.LoadModel():
-            return c.ModelLoaded(**{name: round(figures[name]) for name in MODEL_INTEGERS})
+            return _from_figures(c.ModelLoaded, MODEL_FIELDS, figures)
         case c.Logprobs():
             rows = message.row_logprobs
             return c.LogprobsDone(

@@ -1,7 +1,7 @@
 """What the driver asks of a rank, and what a rank answers. No torch here.
 
-A rank reads one ordered stream of `Command`s. `TrainStep` and `Logprobs` are followed by any number of `MicroBatch`es and
-one `EndOfBatches`; every other command stands alone. Each command but those two has exactly one result.
+A rank reads one ordered stream of `Command`s. `TrainStep` and `Logprobs` are followed by any number of `MicroBatch`es
+and one `EndOfBatches`; every other command stands alone. Each command but those two has exactly one result.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Makes a tiny Qwen3 directory with random weights and a trivial tokenizer, that SGLang and transformers load.
 
-Needs safetensors' NumPy side alone, no torch.
+Needs NumPy alone: safetensors is a length, a JSON header and the tensors' bytes.
 """
 
 import json
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 
 def write_tiny_model(
@@ -56,10 +55,9 @@ def write_tiny_model(
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     shapes = tensor_shapes(layers, hidden, intermediate, heads, key_value_heads, head, vocabulary, tied)
     generator = np.random.default_rng(seed)
-    save_file(
-        {name: _random(name, shape, generator, scale) for name, shape in shapes.items()},
+    write_safetensors(
         directory / "model.safetensors",
-        metadata={"format": "pt"},
+        {name: _random(name, shape, generator, scale) for name, shape in shapes.items()},
     )
     write_tokenizer(directory, vocabulary)
     return directory
@@ -98,6 +96,20 @@ def tensor_shapes(
             f"{prefix}mlp.down_proj.weight": (hidden, intermediate),
         }
     return shapes
+
+
+def write_safetensors(path: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
+    """Little-endian fp32 tensors one after another."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": (offset, offset + tensor.nbytes)}
+        offset += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.writelines(tensor.astype("<f4").tobytes() for tensor in tensors.values())
 
 
 def _random(name: str, shape: tuple[int, ...], generator: np.random.Generator, scale: float) -> NDArray[np.float32]:

@@ -115,7 +115,7 @@ def test_logprobs_survive_the_wire() -> None:
     ids=["no command", "a step without a loss"],
 )
 def test_an_unknown_message_is_refused(message: backend_pb2.StreamCommandsResponse) -> None:
-    with pytest.raises(ValueError, match="unknown command|names no loss"):
+    with pytest.raises(ValueError, match=r"unknown command|names no loss"):
         command_from_message(message)
 
 

@@ -2,7 +2,8 @@
 
 Stands in the layer spec where TransformerEngine's core would, on every device. Queries, keys and values come packed
 [T, heads, D]; the answer is [T, heads * D]. Rotary positions are applied here because megatron's own code for packed
-sequences loops over them in Python in every layer. The micro-batch's `AttentionPlan` rides on the packed-sequence parameters.
+sequences loops over them in Python in every layer. The micro-batch's `AttentionPlan` rides on the packed-sequence
+parameters.
 """
 
 from typing import Any
@@ -25,7 +26,8 @@ class Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _rotate(grad, *ctx.saved_tensors, -1), None, None
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, sin, -1), None, None
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: int) -> torch.Tensor:
@@ -64,7 +66,7 @@ class Unpad(torch.autograd.Function):
         return grad.new_zeros(ctx.size, *grad.shape[1:]).index_copy_(0, ctx.saved_tensors[0], grad), None
 
 
-class PackedCausalAttention(MegatronModule):  # type: ignore[misc]
+class PackedCausalAttention(MegatronModule):
     """Causal attention within each packed sequence, also when sequences are spread over context ranks."""
 
     def __init__(
@@ -127,11 +129,12 @@ def grouped_attention(
     sizes = [group.sequence_count * group.length for group in plan.groups]
     padded = (query, key, value)
     if plan.slots is not None:
-        padded = tuple(Pad.apply(x, plan.slots, plan.fill) for x in padded)  # type: ignore[assignment]
+        padded = tuple(Pad.apply(x, plan.slots, plan.fill) for x in padded)
     outs = []
     for group, q, k, v in zip(plan.groups, *(x.split(sizes) for x in padded), strict=True):
         shape = (group.sequence_count, group.length)
-        outs.append(_attend(*(x.unflatten(0, shape) for x in (q, k, v)), scale).flatten(0, 1))
+        out = _attend(q.unflatten(0, shape), k.unflatten(0, shape), v.unflatten(0, shape), scale)
+        outs.append(out.flatten(0, 1))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return (out if plan.slots is None else Unpad.apply(out, plan.slots)).flatten(1)
 

@@ -1,8 +1,8 @@
 """How the attention of one micro-batch is computed: decided once on the host, followed by every layer.
 
 Sequences of similar length are padded to one length and share one kernel call. Padding stands at the end, so the causal
-mask alone keeps it from being seen. With context parallelism each rank holds a part of every sequence and attends to all
-keys under an explicit mask.
+mask alone keeps it from being seen. With context parallelism each rank holds a part of every sequence and attends to
+all keys under an explicit mask.
 Shape suffixes: T packed tokens, S sequences of a group, N padded length of a group.
 """
 
@@ -42,7 +42,7 @@ def plan_attention(
     context_rank: int,
     device: torch.device,
 ) -> AttentionPlan:
-    """The plan for sequences of these lengths; `every_rank` holds (sequence, position) of each context rank's tokens."""
+    """The plan for sequences of these lengths; `every_rank` holds (sequence, position) of each rank's tokens."""
     sequences, positions = every_rank[context_rank]
     on_device = torch.from_numpy(positions).to(device)
     if len(every_rank) > 1:

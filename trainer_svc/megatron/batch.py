@@ -18,7 +18,7 @@ from trainer_svc.microbatch import MicroBatch
 
 
 @dataclass
-class Packed(PackedSeqParams):  # type: ignore[misc]
+class Packed(PackedSeqParams):
     """Megatron's description of packed sequences, with the plan that our attention core follows in every layer."""
 
     plan: AttentionPlan | None = None
@@ -48,7 +48,7 @@ def padded_lengths(lengths: IntArray, context_size: int) -> IntArray:
 
 
 def local_positions(lengths: IntArray, context_size: int, context_rank: int) -> tuple[IntArray, IntArray]:
-    """(sequence [L], position [L]) of a context rank's tokens: part r and its mirror image, which balances causal work."""
+    """(sequence [L], position [L]) of a context rank's tokens: part r and its mirror, which balances causal work."""
     if context_size == 1:
         sequences = np.repeat(np.arange(len(lengths)), lengths)
         return sequences, np.arange(len(sequences)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -1,9 +1,9 @@
 """Lets stock megatron-core run where there is no CUDA. Does nothing where there is.
 
 Megatron asks `torch.cuda` for the present device, makes tensors on "cuda" and compares type names with
-"torch.cuda.FloatTensor". Every loaded `megatron.core` module's global `torch` is replaced by a thin proxy that answers for
-the CPU; torch itself is left alone but for two tensor methods, which can not be proxied per module. `SITES` lists the
-replaced calls; tests hold it against the pinned version.
+"torch.cuda.FloatTensor". The global `torch` of every loaded `megatron.core` module is replaced by a thin proxy that
+answers for the CPU; torch itself is left alone but for two tensor methods, which can not be proxied per module. `SITES`
+lists the replaced calls; tests hold it against the pinned version.
 """
 
 import importlib
@@ -125,7 +125,7 @@ def _patch_tensor() -> None:
 
 def _patch_random() -> None:
     """Megatron's generator states are those of the CPU generator."""
-    random = importlib.import_module("megatron.core.tensor_parallel.random")
+    random: Any = importlib.import_module("megatron.core.tensor_parallel.random")
     random._get_cuda_rng_state = lambda *_args, **_kwargs: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_args, **_kwargs: torch.set_rng_state(state)
 

@@ -1,4 +1,4 @@
-"""The rank's client of the driver: commands stream in, results are reported. Synchronous: a rank does one thing at a time."""
+"""The rank's client of the driver: commands stream in, results are reported. A rank does one thing at a time."""
 
 import logging
 import time

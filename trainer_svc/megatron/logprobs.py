@@ -40,7 +40,7 @@ def _rows(micro_batch: MicroBatch, logprobs: Float32Array) -> list[RowLogprobs]:
 def _gather(
     kept: list[torch.Tensor], batches: list[Batch], token_counts: list[int], device: torch.device
 ) -> tuple[Float32Array, ...]:
-    """Adds up what context ranks and the last pipeline stage hold: every place has one rank with a value, the others 0."""
+    """Adds up what context ranks and the last stage hold: every place has one rank with a value, the others 0."""
     own = np.zeros(sum(token_counts), np.float32)
     if kept and token_counts:
         parts = [target_aligned(*part) for part in zip(kept, batches, token_counts, strict=True)]

@@ -12,7 +12,7 @@ from megatron.core import parallel_state, tensor_parallel
 from trainer_svc.commands import LossConfig, LossKind
 from trainer_svc.megatron.batch import Batch
 
-# A ratio beyond e^20 is a broken logprob, not information; without the bound exp() overflows to inf, and inf * 0 is nan.
+# A ratio beyond e^20 is a broken logprob, not information; unbounded, exp() gives inf, and inf * 0 is nan.
 LOG_RATIO_BOUND = 20.0
 ENTROPY_ROWS = 1024  # positions whose vocabulary is held in fp32 at once
 SUMS = ("loss", "trained_tokens", "forward_tokens", "kl", "clipped", "entropy")  # order of `Figures.sums`

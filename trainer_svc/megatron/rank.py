@@ -1,4 +1,4 @@
-"""One rank from start to end: arguments, process group, driver, command loop. Started by torchrun through `__main__`."""
+"""One rank from start to end: arguments, process group, driver, command loop. torchrun starts it through `__main__`."""
 
 import argparse
 import ctypes

@@ -33,7 +33,7 @@ def accumulate_gradients(
 
 
 def apply_gradients(trainer: Trainer, command: TrainStep) -> tuple[float, bool]:
-    """(gradient norm before clipping, applied). A gradient that is not finite leaves the weights alone on every rank."""
+    """(gradient norm before clipping, applied). A gradient that is not finite leaves every rank's weights alone."""
     optimizer = trainer.optimizer
     for group in optimizer.param_groups:
         group["lr"] = command.learning_rate * group["lr_mult"]

@@ -86,7 +86,7 @@ def context_rank() -> tuple[int, int]:
 def run_passes(
     trainer: Trainer, batches: list[Batch], loss_function: Callable[[Batch, torch.Tensor], Any], train: bool
 ) -> list[Any]:
-    """Runs every micro-batch forward, and backward when training. What the loss function kept, on the last pipeline stage."""
+    """Runs every micro-batch forward, and backward when training; what the loss function kept, on the last stage."""
 
     def forward_step(iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, LossFunction]:
         batch = next(iterator)

@@ -32,7 +32,7 @@ class Mapping:
     names: tuple[str, ...]
 
 
-_LAYER = {
+_LAYER: dict[str, tuple[str, tuple[str, ...]]] = {
     "input_layernorm.weight": ("copy", ("input_layernorm.weight",)),
     "self_attention.linear_qkv.layer_norm_weight": ("copy", ("input_layernorm.weight",)),  # TransformerEngine's spec
     "self_attention.linear_qkv.weight": ("qkv", tuple(f"self_attn.{part}_proj.weight" for part in "qkv")),
@@ -45,7 +45,7 @@ _LAYER = {
     "mlp.linear_fc1.weight": ("glu", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
     "mlp.linear_fc2.weight": ("columns", ("mlp.down_proj.weight",)),
 }
-_OUTER = {
+_OUTER: dict[str, tuple[str, tuple[str, ...]]] = {
     "embedding.word_embeddings.weight": ("rows", ("model.embed_tokens.weight",)),
     "decoder.final_layernorm.weight": ("copy", ("model.norm.weight",)),
     "output_layer.weight": ("rows", ("lm_head.weight",)),
@@ -53,7 +53,7 @@ _OUTER = {
 
 
 def mapping(name: str, layer: int | None) -> Mapping:
-    """The mapping of a megatron parameter; `layer` counts from 0 over all pipeline stages. Raises KeyError if unknown."""
+    """The mapping of a megatron parameter; `layer` counts from 0 over all stages. Raises KeyError if unknown."""
     if layer is None:
         kind, names = _OUTER[name]
         return Mapping(kind=kind, names=names)
@@ -146,7 +146,7 @@ def join(kind: str, parts: list[torch.Tensor], architecture: Architecture) -> li
 def export_weights(
     model: Any, architecture: Architecture, value: Callable[[torch.nn.Parameter], torch.Tensor] = lambda p: p.data
 ) -> dict[str, torch.Tensor]:
-    """All Hugging Face tensors on the CPU, in the parameters' own number type. A collective of one data-parallel replica.
+    """All Hugging Face tensors on the CPU, in the parameters' number type. A collective of one data-parallel replica.
 
     `value` chooses what to export: the weights, or for example their gradients.
     """

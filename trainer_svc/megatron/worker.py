@@ -99,14 +99,14 @@ class Worker:
 
 def micro_batches(stream: Iterator[commands.Command]) -> Iterator[MicroBatch]:
     """The micro-batches up to EndOfBatches. Raises ValueError when something else comes, or the stream ends early."""
-    count = 0
-    for command in stream:
-        if isinstance(command, commands.EndOfBatches):
-            if command.micro_batch_count not in (None, count):
-                raise ValueError(f"{count} of {command.micro_batch_count} micro-batches arrived")
-            return
-        count += 1
-        if not isinstance(command, MicroBatch):
-            raise ValueError(f"expected micro-batches, not {type(command).__name__}")
-        yield command
+    for count, command in enumerate(stream):
+        match command:
+            case MicroBatch():
+                yield command
+            case commands.EndOfBatches(micro_batch_count=expected) if expected in (None, count):
+                return
+            case commands.EndOfBatches(micro_batch_count=expected):
+                raise ValueError(f"{count} of {expected} micro-batches arrived")
+            case _:
+                raise ValueError(f"expected micro-batches, not {type(command).__name__}")
     raise ValueError("the stream ended among micro-batches")

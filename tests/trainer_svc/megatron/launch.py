@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -34,8 +34,6 @@ def torchrun(processes: int, log: Path, *arguments: str) -> Iterator[subprocess.
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """Kills torchrun and its ranks at once, as a lost machine would."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

@@ -1,5 +1,7 @@
 """Micro-batches become tensors that predict each wanted token once."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -52,7 +54,7 @@ def test_values_of_labels_come_back_at_their_targets() -> None:
     assert np.array_equal(values, expected)
 
 
-BROKEN = {
+BROKEN: dict[str, dict[str, object]] = {
     "ends before the tokens do": {"cu_seqlens": np.array([0, 2], np.int32)},
     "a sequence without tokens": {"cu_seqlens": np.array([0, 0, 3], np.int32)},
     "a weight on a first token": {"loss_weights": np.ones(3, np.float32)},
@@ -63,7 +65,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_arrays_that_do_not_fit_are_refused(case: str) -> None:
-    whole = {
+    whole: dict[str, Any] = {
         "token_ids": np.zeros(3, np.int32),
         "cu_seqlens": np.array([0, 3], np.int32),
         "loss_weights": np.array([0, 1, 1], np.float32),
@@ -71,6 +73,6 @@ def test_arrays_that_do_not_fit_are_refused(case: str) -> None:
         "rollout_logprobs": np.zeros(3, np.float32),
         "rows": ("a",),
     }
-    MicroBatch(**whole)  # type: ignore[arg-type]
+    MicroBatch(**whole)
     with pytest.raises(ValueError, match=r"."):
-        MicroBatch(**(whole | BROKEN[case]))  # type: ignore[arg-type]
+        MicroBatch(**(whole | BROKEN[case]))

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from whippletree.v1 import backend_pb2, backend_pb2_grpc
 
 from tests.trainer_svc.megatron import samples as s
-from tests.trainer_svc.megatron.launch import kill, torchrun
+from tests.trainer_svc.megatron.launch import torchrun
 from trainer_svc import commands as c
 from trainer_svc.backend_convert import command_to_message, result_from_message
 from trainer_svc.microbatch import MicroBatch
@@ -32,12 +32,14 @@ class ScriptedDriver(backend_pb2_grpc.TrainerBackendServiceServicer):
         self._hold = hold  # keep the stream open after the last command, as a driver does that is busy elsewhere
         self.introductions: list[backend_pb2.StreamCommandsRequest] = []
         self.reports: dict[tuple[int, int], backend_pb2.ReportResultRequest] = {}
+        self.gone: set[int] = set()  # ranks whose stream has ended
 
-    def StreamCommands(  # noqa: N802
+    def StreamCommands(
         self, request: backend_pb2.StreamCommandsRequest, context: grpc.ServicerContext
     ) -> Iterator[backend_pb2.StreamCommandsResponse]:
         """The script, with the rank's own micro-batches."""
         self.introductions.append(request)
+        context.add_callback(lambda: self.gone.add(request.rank))
         for number, (command, placed) in enumerate(self._script, 1):
             yield command_to_message(number, command)
             if placed is not None:
@@ -47,7 +49,7 @@ class ScriptedDriver(backend_pb2_grpc.TrainerBackendServiceServicer):
         while self._hold and context.is_active():
             time.sleep(0.05)
 
-    def ReportResult(  # noqa: N802
+    def ReportResult(
         self, request: backend_pb2.ReportResultRequest, context: grpc.ServicerContext
     ) -> backend_pb2.ReportResultResponse:
         """Keeps the report."""
@@ -94,7 +96,7 @@ def steps(first: int, last: int) -> Script:
 
 @pytest.fixture(scope="module")
 def story(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """Three steps and a checkpoint; two more; killed; new ranks go on from the checkpoint; then the driver goes away."""
+    """Three steps and a checkpoint; two more; killed; new ranks go on from there; then the driver goes away."""
     folder = tmp_path_factory.mktemp("story")
     weights = [folder / "weights-1", folder / "weights-2"]
     save = c.SaveCheckpoint(path=folder / "checkpoints" / "step-3", extra=b"the driver's own")
@@ -107,7 +109,8 @@ def story(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         wait_until(
             lambda: {(count, 0), (count, 1)} <= first.reports.keys(), lambda: ranks.poll() is not None, folder / "log-1"
         )
-        kill(ranks)
+        ranks.kill()  # torchrun alone: its ranks must not outlive it
+        wait_until(lambda: first.gone == {0, 1}, lambda: False, folder / "log-1")
     restore: Script = [(c.LoadCheckpoint(path=folder / "checkpoints"), None)]
     second = ScriptedDriver(
         [*load, *restore, *steps(4, 5), (c.SaveWeights(path=weights[1]), None), (c.Logprobs(), PLACED)], hold=True
