@@ -136,7 +136,7 @@ def config_overrides(chosen: Demo) -> list[str]:
     made = [f"run.name={json.dumps(chosen.name)}", f"run.seed={chosen.seed}"]
     made += [f"{key}={json.dumps(str(chosen.prepared / name))}" for key, name in files.items()]
     if chosen.nonsense:
-        made.append('agent.environment={CALCULATOR = "nonsense"}')
+        made.append('agent.environment.CALCULATOR="nonsense"')
     return [*made, *chosen.overrides]
 
 
