@@ -7,29 +7,46 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from tests.fakes.tiny_model import write_tiny_model
+from tests.fakes.tiny_model import write_tiny_model, write_tokenizer
 from tests.trainer_svc.megatron import samples as s
 from trainer_svc import commands as c
 
 SAMPLES = s.make_samples()
+QWEN2: dict[str, int] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
-def plain_logprobs(model: Qwen3ForCausalLM, token_ids: np.ndarray) -> torch.Tensor:
+def plain_logprobs(model: torch.nn.Module, token_ids: np.ndarray) -> torch.Tensor:
     """[T - 1] of tokens 1 to T - 1."""
     ids = torch.from_numpy(token_ids.astype(np.int64))[None]
     return model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+@pytest.fixture(scope="module", params=["qwen3 tied", "qwen3 untied", "qwen2"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model."""
-    return write_tiny_model(tmp_path_factory.mktemp("plain") / "tiny", tied=request.param, seed=3)
+    directory = tmp_path_factory.mktemp("plain") / "tiny"
+    if request.param != "qwen2":
+        return write_tiny_model(directory, tied=request.param == "qwen3 tied", seed=3)
+    torch.manual_seed(3)
+    model = Qwen2ForCausalLM(Qwen2Config(**QWEN2))
+    for parameter in model.parameters():  # biases, which start at 0, too
+        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.05)
+    model.save_pretrained(directory)
+    write_tokenizer(directory, QWEN2["vocab_size"])
+    return directory
 
 
 def test_logprobs_equal_those_of_transformers(world: None, path: Path) -> None:
-    plain = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     (answer,) = s.execute(s.load_worker(path), c.Logprobs(), s.pack(SAMPLES[:3]), s.pack(SAMPLES[3:]), c.EndOfBatches())
     assert isinstance(answer, c.LogprobsDone)
     assert [row.row for row in answer.rows] == [sample.name for sample in SAMPLES]
@@ -39,7 +56,7 @@ def test_logprobs_equal_those_of_transformers(world: None, path: Path) -> None:
 
 
 def test_loss_and_gradient_equal_those_of_transformers(world: None, path: Path) -> None:
-    plain = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     loss = torch.zeros(())
     for sample in SAMPLES:
         loss = loss - (plain_logprobs(plain, sample.token_ids) * torch.from_numpy(sample.loss_weights[1:])).sum()
@@ -72,7 +89,7 @@ def test_export_loads_in_transformers_and_carries_what_was_trained(world: None, 
         c.EndOfBatches(),
     )
     assert isinstance(answer, c.LogprobsDone)
-    trained = Qwen3ForCausalLM.from_pretrained(out, dtype=torch.float32)
+    trained = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     expected = plain_logprobs(trained, SAMPLES[0].token_ids).detach()
     np.testing.assert_allclose(answer.rows[0].logprobs[1:], expected, atol=1e-4)
     assert AutoTokenizer.from_pretrained(out).encode("ab") == [97, 98]
