@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -81,26 +82,28 @@ class Generator:
         self._store, self._catalog, self._gates, self._pool, self._client = store, catalog, gates, pool, client
         self._clock, self._new_id, self._tries, self._pause = clock, new_id, tries, pause
         self._flights: dict[str, _Flight] = {}
+        self._tasks: set[asyncio.Task[Event]] = set()
 
     async def generate(self, ask: Ask) -> Event:
         """Sample, record, answer. Raises the errors that `inference.proto` names."""
-        if ask.once is None:
-            return await self._run(ask)
-        flight = self._flights.get(ask.once.request_id)
+        key = ask.once.request_id if ask.once else f" {self._new_id()}"
+        digest = ask.once.digest if ask.once else b""
+        flight = self._flights.get(key)
         if flight is None:
-            flight = _Flight(digest=ask.once.digest, task=asyncio.create_task(self._run(ask)))
-            self._flights[ask.once.request_id] = flight
-            flight.task.add_done_callback(lambda task, key=ask.once.request_id: self._landed(key, task))  # type: ignore[misc]
-        elif flight.digest != ask.once.digest:
-            raise RequestIdReusedError(f"request_id {ask.once.request_id} was used for another request")
-        return await self._join(ask.once.request_id, flight)
+            flight = _Flight(digest=digest, task=asyncio.create_task(self._run(ask)))
+            self._flights[key] = flight
+            self._tasks.add(flight.task)
+            flight.task.add_done_callback(partial(self._landed, key))
+        elif flight.digest != digest:
+            raise RequestIdReusedError(f"request_id {key} was used for another request")
+        return await self._join(key, flight)
 
     async def close(self) -> None:
         """Abort what still runs."""
-        tasks = [flight.task for flight in self._flights.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in self._tasks:
+            if not task.cancelling():  # a second cancellation would cut the abort that the first one began
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _join(self, key: str, flight: _Flight) -> Event:
         """Wait for a generation; the last caller that goes away ends it."""
@@ -110,10 +113,12 @@ class Generator:
         finally:
             flight.waiting -= 1
             if flight.waiting == 0 and not flight.task.done():
-                self._flights.pop(key, None)
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
                 flight.task.cancel()
 
     def _landed(self, key: str, task: "asyncio.Task[Event]") -> None:
+        self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # its callers may be gone
         if (flight := self._flights.get(key)) is not None and flight.task is task:

@@ -16,6 +16,9 @@ import orjson
 from gateway_svc.types import Sampling
 from whippletree.tokens import unpack_ids
 
+ABORT_TIMEOUT = 5.0
+"""Seconds for telling an engine that nobody waits any more; it also delays a stop of the gateway."""
+
 
 class EngineError(Exception):
     """An engine gave no good answer; `refused` = it will not whatever is tried."""
@@ -53,7 +56,7 @@ class Sglang:
     async def abort(self, address: str, rid: str) -> None:
         """End a generation; an engine that cannot be reached has none."""
         try:
-            await self._request("POST", address, "/abort_request", orjson.dumps({"rid": rid}), self._control_timeout)
+            await self._request("POST", address, "/abort_request", orjson.dumps({"rid": rid}), ABORT_TIMEOUT)
         except EngineError:
             return
 

@@ -30,6 +30,7 @@ from whippletree.v1.run_pb2_grpc import RunServiceStub
 from gateway_svc.server import serving
 from gateway_svc.settings import GatewaySettings, StoreSettings
 from whippletree.channel import connect
+from whippletree.errors import WhippletreeError, from_rpc_error
 
 if TYPE_CHECKING:  # these stubs exist for the type checker alone
     from whippletree.v1.event_pb2_grpc import EventServiceAsyncStub
@@ -154,11 +155,15 @@ def packed(ids: Sequence[int]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def running_gateway(folder: Path, **changes: object) -> AsyncIterator[RunningGateway]:
-    """A gateway in this process, on a store in `folder`; `changes` are fields of GatewaySettings."""
+    """A gateway in this process, on a store in `folder`; `changes` are fields of GatewaySettings.
+
+    At the end the gateway stops before the channel is closed, so that calls in flight see how a stop looks.
+    """
     settings = GatewaySettings(
         store=StoreSettings(path=folder / "record.db", synchronous="NORMAL"), grace=0.5, watch_quiet=0.2
     ).model_copy(update=changes)
-    async with serving(settings) as port, connect(f"127.0.0.1:{port}") as channel:
+    async with contextlib.AsyncExitStack() as after, serving(settings) as port:
+        channel = await after.enter_async_context(connect(f"127.0.0.1:{port}"))
         yield RunningGateway(address=f"127.0.0.1:{port}", channel=channel)
 
 
@@ -190,3 +195,17 @@ async def gateway_process(
             process.kill()
         await process.wait()
         process._transport.close()  # type: ignore[attr-defined]  # asyncio leaves the pipe to the garbage collector
+
+
+@contextlib.asynccontextmanager
+async def refused(kind: type[WhippletreeError]) -> AsyncIterator[list[WhippletreeError]]:
+    """Expect this error from the other side; the list holds it after the block."""
+    caught: list[WhippletreeError] = []
+    try:
+        yield caught
+    except grpc.aio.AioRpcError as error:
+        found = from_rpc_error(error)
+        assert isinstance(found, kind), f"{type(found).__name__}: {found}"
+        caught.append(found)
+    else:
+        raise AssertionError(f"{kind.__name__} was expected")
