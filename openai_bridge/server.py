@@ -25,13 +25,13 @@ NAME = "whippletree.v1.OpenAIBridgeService"
 async def serve(settings: BridgeSettings) -> None:
     """Serve until SIGTERM or SIGINT; says where on standard output."""
     stopped = asyncio.create_task(until_signal())
-    async with running(settings) as port:
+    async with serving(settings) as port:
         print(f"listening on {settings.listen.rpartition(':')[0]}:{port}", flush=True)
         await stopped
 
 
 @contextlib.asynccontextmanager
-async def running(settings: BridgeSettings) -> AsyncIterator[int]:
+async def serving(settings: BridgeSettings) -> AsyncIterator[int]:
     """A bridge while the block runs; yields its port. Its end: answers end, deliveries are reported, it closes."""
     delivery, generation = settings.delivery, settings.generation
     in_flight = InFlight()

@@ -10,7 +10,7 @@ import grpc
 from google.api.httpbody_pb2 import HttpBody
 from whippletree.v1 import bridge_pb2, bridge_pb2_grpc
 
-from openai_bridge.server import running
+from openai_bridge import server
 from openai_bridge.settings import BridgeSettings
 from tests.fakes.chat_model import END, tokenizer, write_chat_model
 from tests.fakes.policy import FakePolicy, Request, Sampled, serving
@@ -56,7 +56,7 @@ async def bridge(
     policy = FakePolicy(tokenizer_path=write_chat_model(folder / "model"), reply=reply)
     async with (
         serving(policy) as gateway,
-        running(BridgeSettings(gateway=gateway, **settings)) as port,
+        server.serving(BridgeSettings(gateway=gateway, **settings)) as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
         yield Bridge(policy=policy, gateway=gateway, address=f"127.0.0.1:{port}", stub=stub(channel))

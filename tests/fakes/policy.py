@@ -53,8 +53,8 @@ class FakePolicy:
     _answers: dict[str, Sampled] = field(default_factory=dict)
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Return once `true()` holds."""
-        async with self.changed:
+        """Return once `true()` holds. TimeoutError after a minute: only a fault ever takes that long."""
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(true)
 
     async def note(self, into: list[Any], *items: Any) -> None:

@@ -78,12 +78,12 @@ async def envoy(
     try:
         async with asyncio.timeout(STARTING), httpx.AsyncClient() as client:
             port = await _port(client, admin_file, process)
-            while (await client.get(f"http://127.0.0.1:{port}/readyz")).status_code != 200:
+            while not await _ready(client, f"http://127.0.0.1:{port}/readyz"):
                 await asyncio.sleep(0.05)
         yield f"http://127.0.0.1:{port}"
     finally:
         if process.returncode is None:
-            process.kill()
+            process.terminate()  # writes what is left of its log
         await process.wait()
 
 
@@ -91,10 +91,20 @@ async def _port(client: httpx.AsyncClient, admin_file: Path, process: Process) -
     while True:
         assert process.returncode is None, "Envoy ended: see envoy.log"
         if admin := _text(admin_file):
-            listeners = await client.get(f"http://{admin}/listeners?format=json")
+            try:
+                listeners = await client.get(f"http://{admin}/listeners?format=json")
+            except httpx.TransportError:
+                continue
             if port := listening_port(listeners.text):
                 return port
         await asyncio.sleep(0.02)
+
+
+async def _ready(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == 200
+    except httpx.TransportError:  # the port is known before Envoy listens on it
+        return False
 
 
 def _text(path: Path) -> str:

@@ -1,0 +1,157 @@
+"""Plain HTTP through Envoy: paths, shapes of errors, sizes, disconnects, numbers."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.deploy.envoy.conftest import ROLLOUT, Front
+from tests.fakes.bridge import BODY, TEXT
+from tests.fakes.policy import Request, Sampled
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CHAT = "/chat/completions"
+CALLS = 2_000
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{ROLLOUT}/openai/v1/chat/completions",
+        f"{ROLLOUT}/openai/v1//chat/completions",
+        f"/{ROLLOUT}//openai/v1///chat/completions",
+        f"{ROLLOUT}/openai/v1/chat/completions?api-version=2024-10-21&beta=true&client_version=0.1",
+    ],
+)
+async def test_slashes_are_collapsed_and_unknown_query_ignored(
+    front: Front, client: httpx.AsyncClient, path: str
+) -> None:
+    answer = await client.post(front.url + path, json=BODY)
+    assert (answer.status_code, answer.history) == (200, [])
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("path", [f"{ROLLOUT}/openai/v1/v1/chat/completions", f"{ROLLOUT}/openai/v1/none"])
+async def test_wrong_url_of_a_harness_is_a_404_in_openais_shape(
+    front: Front, client: httpx.AsyncClient, path: str
+) -> None:
+    answer = await client.post(front.url + path, json=BODY)
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert "URL" in error["message"]
+
+
+async def test_wrong_url_elsewhere_is_a_404_in_the_control_apis_shape(front: Front, client: httpx.AsyncClient) -> None:
+    answer = await client.get(front.url + "/none")
+    assert (answer.status_code, answer.json()["code"]) == (404, 5)
+
+
+async def test_head_of_the_base_is_answered(front: Front, client: httpx.AsyncClient) -> None:
+    assert (await client.head(front.openai)).status_code == 404
+
+
+async def test_health(front: Front, client: httpx.AsyncClient) -> None:
+    for path in ("/healthz", "/readyz"):
+        answer = await client.get(front.url + path)
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+async def test_request_of_a_web_page_is_refused(front: Front, client: httpx.AsyncClient) -> None:
+    for path in ("/api/runs", f"{ROLLOUT}/openai/v1/chat/completions"):
+        answer = await client.post(front.url + path, json=BODY, headers={"origin": "http://example.com"})
+        assert answer.status_code == 403
+    assert not front.policy.asked
+
+
+async def test_errors_of_the_control_api_carry_their_details(front: Front, client: httpx.AsyncClient) -> None:
+    answer = await client.get(front.url + "/api/rollouts/none")
+    assert answer.status_code == 404
+    (detail,) = answer.json()["details"]
+    assert (detail["reason"], detail["domain"]) == ("NOT_FOUND", "whippletree")
+
+
+async def test_malformed_json_of_the_control_api_is_a_400(front: Front, client: httpx.AsyncClient) -> None:
+    answer = await client.post(front.url + "/api/rollouts", content=b"{bad")
+    assert (answer.status_code, answer.json()["code"]) == (400, 3)
+
+
+async def test_five_megabytes_pass_both_ways(front: Front, client: httpx.AsyncClient) -> None:
+    mark = TEXT.token_to_id("<tool_response>")
+
+    async def long(_: Request) -> Sampled:
+        return Sampled(ids=[mark or 0] * 350_000)
+
+    front.policy.reply = long
+    body = {**BODY, "metadata": {"padding": "x" * 5_000_000}}
+    for stream in (False, True):
+        answer = await client.post(front.openai + CHAT, json={**body, "stream": stream})
+        assert answer.status_code == 200
+        assert len(answer.content) > 5_000_000
+        assert answer.text.rstrip().endswith("[DONE]" if stream else "}")
+
+
+async def test_body_over_the_limit_is_a_413(front: Front, client: httpx.AsyncClient) -> None:
+    answer = await client.post(front.openai + CHAT, content=b" " * (64 << 20) + b" 1")
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_harness_that_closes_its_connection_cancels_the_generation(front: Front, stream: bool) -> None:
+    async def never(_: Request) -> Sampled:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    front.policy.reply = never
+    _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(raw_request(front, {**BODY, "stream": stream}))
+    await front.policy.until(lambda: len(front.policy.asked) == 1)
+    writer.close()
+    await writer.wait_closed()
+    await front.policy.until(lambda: front.policy.cancelled == [front.policy.asked[0].request_id])
+
+
+async def test_two_thousand_calls_at_once_all_succeed(front: Front) -> None:
+    all_here = asyncio.Event()
+
+    async def waits_for_all(_: Request) -> Sampled:
+        if len(front.policy.asked) == CALLS:
+            all_here.set()
+        await all_here.wait()
+        return Sampled(ids=[5, 2])
+
+    front.policy.reply = waits_for_all
+    request = raw_request(front, BODY)
+
+    async def one() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(request)
+        answer = await reader.read()
+        writer.close()
+        return answer.partition(b"\r\n")[0]
+
+    answers = await asyncio.gather(*(one() for _ in range(CALLS)))
+    assert answers == [b"HTTP/1.1 200 OK"] * CALLS
+
+
+async def test_expectation_of_100_continue_is_answered_at_once(front: Front) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    head, _, body = raw_request(front, BODY).partition(b"\r\n\r\n")
+    writer.write(head + b"\r\nexpect: 100-continue\r\n\r\n")
+    assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+    writer.write(body)
+    assert b"HTTP/1.1 200 OK" in await reader.read()
+    writer.close()
+
+
+def raw_request(front: Front, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {ROLLOUT}/openai/v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data

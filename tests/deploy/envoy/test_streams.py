@@ -1,0 +1,112 @@
+"""A stream that dies never looks like one that ended."""
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionUserMessageParam
+
+from tests.deploy.envoy.conftest import ROLLOUT, Front
+from tests.fakes.bridge import BODY, sampled
+from tests.fakes.chat_model import write_chat_model
+from tests.fakes.policy import FakePolicy, Request, Sampled, serving
+from tests.fakes.stack import Service, envoy, service
+from whippletree import errors
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MESSAGES = [ChatCompletionUserMessageParam(role="user", content="hello")]
+CHAT = f"{ROLLOUT}/openai/v1/chat/completions"
+
+
+async def never(_: Request) -> Sampled:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_keep_alives_reach_the_harness_one_by_one(front: Front, client: httpx.AsyncClient) -> None:
+    go = asyncio.Event()
+
+    async def waits(_: Request) -> Sampled:
+        await go.wait()
+        return sampled("done")
+
+    front.policy.reply = waits
+    async with client.stream("POST", front.openai + "/chat/completions", json={**BODY, "stream": True}) as answer:
+        parts = answer.aiter_raw()
+        assert await anext(parts) == b": keep-alive\n\n"  # before anything was sampled
+        go.set()
+        rest = b"".join([part async for part in parts])
+    assert rest.endswith(b"data: [DONE]\n\n")
+
+
+async def test_failure_after_the_first_byte_is_an_error_of_the_client(front: Front, client: httpx.AsyncClient) -> None:
+    go = asyncio.Event()
+
+    async def fails(_: Request) -> Sampled:
+        await go.wait()
+        raise errors.InternalError("bug")
+
+    front.policy.reply = fails
+    async with AsyncOpenAI(base_url=front.openai, api_key="none") as harness:
+        stream = await harness.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+        go.set()  # the answer has begun: its first keep-alive is here
+        with pytest.raises(openai.APIError) as caught:
+            async for _ in stream:
+                pass
+    assert caught.value.code == "internal_error"
+
+
+async def test_death_of_the_bridge_is_seen_and_its_restart_costs_only_time(tmp_path: Path) -> None:
+    policy = FakePolicy(tokenizer_path=write_chat_model(tmp_path / "model"), reply=never)
+    settings = ("--stream.keep_alive", "0.05", "--grace", "0.1")
+    async with (
+        serving(policy) as gateway,
+        service("openai_bridge", "--gateway", gateway, *settings) as first,
+        envoy(gateway=gateway, bridge=first.address, folder=tmp_path) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await read_while_ending(client, first, signal.SIGKILL)
+        calling = asyncio.create_task(client.post(CHAT, json=BODY))  # finds nobody: Envoy tries again
+        async with service("openai_bridge", "--gateway", gateway, *settings, listen=first.address) as second:
+            await policy.until(lambda: len(policy.asked) == 2)
+            rest = await read_while_ending(client, second, signal.SIGTERM)
+            last = rest.removesuffix(b"\n\n").split(b"\n\n")[-1]
+            assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
+            assert b"[DONE]" not in rest
+            assert (await calling).json()["error"]["code"] == "shutting_down"
+
+
+async def read_while_ending(client: httpx.AsyncClient, bridge: Service, number: signal.Signals) -> bytes:
+    """What a stream still says when the bridge gets a signal after the first bytes."""
+    async with client.stream("POST", CHAT, json={**BODY, "stream": True}) as answer:
+        parts = answer.aiter_raw()
+        assert await anext(parts) == b": keep-alive\n\n"
+        await bridge.end(number)
+        return b"".join([part async for part in parts])
+
+
+async def test_dead_bridge_is_a_503_in_openais_shape(tmp_path: Path) -> None:
+    policy = FakePolicy(tokenizer_path=write_chat_model(tmp_path / "model"), reply=never)
+    async with (
+        serving(policy) as gateway,
+        service("openai_bridge", "--gateway", gateway) as bridge,
+        envoy(
+            gateway=gateway,
+            bridge=bridge.address,
+            folder=tmp_path,
+            replacing=(("base_interval: 0.1s, max_interval: 2s", "base_interval: 0.01s, max_interval: 0.01s"),),
+        ) as url,
+        httpx.AsyncClient(timeout=60) as client,
+    ):
+        await bridge.end(signal.SIGKILL)
+        answer = await client.post(url + CHAT, json=BODY)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "server_error"
+    assert answer.headers["retry-after"] == "1"
