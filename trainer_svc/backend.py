@@ -37,6 +37,7 @@ class _Waiting:
     """The command under way."""
 
     number: int
+    command: Command
     results: dict[int, Result] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -78,6 +79,12 @@ class Backend:
             if isinstance(numbered[1], Stop):
                 return
 
+    def waiting_for(self, command_id: int) -> Command | None:
+        """The command of this id while it waits for results."""
+        if self._waiting is None or self._waiting.number != command_id:
+            return None
+        return self._waiting.command
+
     def report(self, session: str, command_id: int, rank: int, result: Result) -> None:
         """Take a rank's result; repeats and results of earlier commands are ignored."""
         self._check(session)
@@ -111,7 +118,7 @@ class Backend:
         """
         async with self._turn:
             self._number += 1
-            self._waiting = waiting = _Waiting(number=self._number)
+            self._waiting = waiting = _Waiting(number=self._number, command=command)
             try:
                 await self._until(self._deliver(waiting, command, batches), patience, f"no answer to {command!r:.80}")
             finally:
@@ -141,7 +148,7 @@ class Backend:
         if batches is not None:
             for batch in batches:
                 await queue.put((number, batch))
-            await queue.put((number, EndOfBatches()))
+            await queue.put((number, EndOfBatches(micro_batch_count=len(batches))))
 
     async def _until(self, work: Coroutine[object, object, object], patience: float, message: str) -> None:
         """Await `work`, a failure or the end of patience (seconds), whichever is first."""

@@ -75,7 +75,7 @@ class Loop:
         accuracy = await self._begin()
         for number in range(self._state.step + 1, self._config.rl.steps + 1):
             accuracy = await self._step(number)
-        lines = self._metrics.lines()
+        self._plot()
         result = summary.summarise(
             self._state,
             run_id=self._folder.run_id,
@@ -84,7 +84,7 @@ class Loop:
             weight_version=self._version(),
         )
         summary.write(result, self._folder.summary)
-        self._reporter.table(f"run {self._folder.run_id}", lines)
+        self._reporter.table(f"run {self._folder.run_id}", self._metrics.lines())
         return result
 
     async def _begin(self) -> float | None:
@@ -112,7 +112,7 @@ class Loop:
             )
         accuracy = await self._evaluate(0)
         self._state = replace(self._state, accuracy_before=accuracy)
-        self._write_line({"step": 0, "heldout_accuracy": accuracy, "weight_version": self._version()})
+        self._metrics.append({"step": 0, "heldout_accuracy": accuracy, "weight_version": self._version()})
         return accuracy
 
     async def _step(self, number: int) -> float | None:
@@ -136,7 +136,9 @@ class Loop:
         line: dict[str, object] = {"step": number, **metrics.values(), "heldout_accuracy": accuracy}
         line |= {"weight_version": self._version(), "seconds": round(self._state.seconds, 3)}
         line |= {f"seconds_{part}": round(value, 3) for part, value in seconds.items()}
-        self._write_line(line)
+        self._metrics.append(line)
+        if accuracy is not None:
+            self._plot()
         if self._due(number, self._config.checkpoint.every):
             with self._timed(seconds, "checkpoint"):
                 await self._save(number)
@@ -201,11 +203,9 @@ class Loop:
         await self._ranks.save_checkpoint(self._folder.checkpoint(number), self._state.to_bytes())
         folders.prune(self._folder.checkpoints, self._config.checkpoint.keep)
 
-    def _write_line(self, line: dict[str, object]) -> None:
-        """One line of metrics, and the picture anew."""
-        self._metrics.append(line)
-        lines = self._metrics.lines()
-        plots.plot_rewards(lines, f"run {self._folder.run_id}", self._folder.plots / "reward.png")
+    def _plot(self) -> None:
+        """The picture anew."""
+        plots.plot_rewards(self._metrics.lines(), f"run {self._folder.run_id}", self._folder.plots / "reward.png")
 
     def _version(self) -> str:
         return ids.weight_version(self._folder.run_id, self._state.version_step)

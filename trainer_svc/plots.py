@@ -3,9 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 
 def curve(lines: Sequence[Mapping[str, object]], key: str) -> tuple[list[float], list[float]]:
     """(steps, values) of the lines that have a number under `key`."""
@@ -15,6 +12,9 @@ def curve(lines: Sequence[Mapping[str, object]], key: str) -> tuple[list[float],
 
 def plot_rewards(lines: Sequence[Mapping[str, object]], title: str, path: Path) -> None:
     """Write a PNG: the batches' reward as a thin line, held-out accuracy as points joined."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # costs a second, that a run need not wait for at start
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -74,35 +74,46 @@ class Reporter:
         return show
 
     def table(self, title: str, lines: Sequence[Mapping[str, object]]) -> None:
-        """The run, a row a step."""
+        """The run, a row a step, and where the time went."""
         table = Table(title=title)
         for heading in HEADINGS:
             table.add_column(heading, justify="right")
         for line in lines:
-            table.add_row(*(_cell(line.get(key)) for key in HEADINGS.values()))
+            table.add_row(*(_cell(key, line.get(key)) for key in HEADINGS.values()))
         self._console.print(table)
+        parts = {key.removeprefix("seconds_") for line in lines for key in line if key.startswith("seconds_")}
+        totals = {part: sum(_number(line.get(f"seconds_{part}")) for line in lines) for part in sorted(parts)}
+        self.line("seconds: " + ", ".join(f"{part} {total:.1f}" for part, total in totals.items()))
 
 
 HEADINGS: Mapping[str, str] = {
     "step": "step",
     "reward": "reward",
     "held out": "heldout_accuracy",
-    "samples / rollout": "samples_per_rollout",
-    "trained tokens": "trained_tokens",
+    "samples/rollout": "samples_per_rollout",
+    "tokens": "trained_tokens",
     "weights": "weight_version",
-    "rollouts s": "seconds_rollouts",
-    "train s": "seconds_train",
-    "publish s": "seconds_publish",
-    "evaluate s": "seconds_evaluate",
-    "save s": "seconds_checkpoint",
+    "seconds": "seconds",
 }
 """Heading -> key of metrics.jsonl."""
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+def _cell(key: str, value: object) -> str:
+    match key, value:
+        case _, None:
+            return ""
+        case "weight_version", _:
+            return str(value).rpartition("-")[2]
+        case "reward" | "heldout_accuracy" | "samples_per_rollout", _:
+            return f"{_number(value):.3f}"
+        case "seconds", _:
+            return f"{_number(value):.0f}"
+        case _:
+            return str(value)
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 class Tally:
