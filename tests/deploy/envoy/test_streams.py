@@ -65,10 +65,11 @@ async def test_failure_after_the_first_byte_is_an_error_of_the_client(front: Fro
 async def test_death_of_the_bridge_is_seen_and_its_restart_costs_only_time(tmp_path: Path) -> None:
     policy = FakePolicy(tokenizer_path=write_chat_model(tmp_path / "model"), reply=never)
     settings = ("--stream.keep_alive", "0.05", "--grace", "0.1")
+    patient = ("num_retries: 30", "num_retries: 1000")  # however slow the machine
     async with (
         serving(policy) as gateway,
         service("openai_bridge", "--gateway", gateway, *settings) as first,
-        envoy(gateway=gateway, bridge=first.address, folder=tmp_path) as url,
+        envoy(gateway=gateway, bridge=first.address, folder=tmp_path, replacing=(patient,)) as url,
         httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         with pytest.raises(httpx.RemoteProtocolError):
