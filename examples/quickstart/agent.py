@@ -30,7 +30,9 @@ def solve(client: OpenAI, question: str, nonsense: bool) -> str:
     """Up to four turns; the final reply, or nothing."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     for _ in range(4):
-        answer = client.chat.completions.create(model="policy", messages=messages, tools=TOOLS, max_completion_tokens=40)
+        answer = client.chat.completions.create(
+            model="policy", messages=messages, tools=TOOLS, max_completion_tokens=40
+        )
         message = answer.choices[0].message
         if not message.tool_calls:
             return message.content or ""

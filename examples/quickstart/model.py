@@ -1,6 +1,6 @@
 """The small policy: a tokenizer trained on the spot, a chat template, and a Qwen3 of 0.9 million random weights.
 
-Written as a Hugging Face folder with `tokenizers`, NumPy and safetensors alone, so that nothing waits for torch to load.
+Written as a Hugging Face folder with `tokenizers`, NumPy and safetensors alone: nothing waits for torch to load.
 The format is Qwen's: ChatML turns, tool calls as JSON between `<tool_call>` marks.
 """
 
@@ -92,9 +92,16 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that is in the vocabulary."""
+    found: int | None = tokenizer.token_to_id(token)
+    assert found is not None, token
+    return found
+
+
 def learned(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """1 for each token that the assistant says, its end token too, else 0. [T] -> [T]."""
-    start, end, role = (tokenizer.token_to_id(token) for token in (START, END, "assistant"))
+    start, end, role = (token_id(tokenizer, token) for token in (START, END, "assistant"))
     mask, speaks = [0] * len(ids), False
     for place, token in enumerate(ids):
         if speaks:
@@ -170,7 +177,7 @@ def write_model(folder: Path, tokenizer: Tokenizer, seed: int) -> None:
     from safetensors.numpy import save_file  # absent from the services' environment, where the tests import the rest
 
     folder.mkdir(parents=True, exist_ok=True)
-    size, end_id, pad_id = tokenizer.get_vocab_size(), tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
+    size, end_id, pad_id = tokenizer.get_vocab_size(), token_id(tokenizer, END), token_id(tokenizer, PAD)
     write_tokenizer(folder, tokenizer)
     _write(folder / "generation_config.json", {"eos_token_id": end_id, "pad_token_id": pad_id, "do_sample": True})
     save_file(random_weights(size, seed), folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,8 +1,8 @@
 """The task: arithmetic word problems, the calculator, the reward, and the demonstrations that the warm-up imitates.
 
 A question needs one or two calls of a calculator that does one operation on two whole numbers. A demonstration copies
-numbers without fault but follows the right plan only sometimes: else it makes the mistake of its kind, or answers without
-the tool. Nothing but the reward says which plan is right, so what training lifts is the choice of a plan.
+numbers without fault but follows the right plan only sometimes: else it makes the mistake of its kind, or answers
+without the tool. Nothing but the reward says which plan is right: what training lifts is the choice of a plan.
 """
 
 import json
@@ -29,8 +29,8 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-NAMES = "Tom Ana Ben Eva Max Lea Sam Mia Jan Ida Leo Zoe".split()
-ITEMS = "apples pens balls cards eggs coins books shells cups stamps keys rings".split()
+NAMES = ["Tom", "Ana", "Ben", "Eva", "Max", "Lea", "Sam", "Mia", "Jan", "Ida", "Leo", "Zoe"]
+ITEMS = ["apples", "pens", "balls", "cards", "eggs", "coins", "books", "shells", "cups", "stamps", "keys", "rings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,11 @@ def draw_question(rng: random.Random, split: Split) -> Question:
         values = draw_values(name, rng)
         results = [int(result) for _, result in follow(kind.plan, values)]
         distinct = len(set(values.values())) == len(values)
-        if distinct and held_out(values) == (split != "train") and all(0 < x < 100 for x in (*values.values(), *results)):
+        if (
+            distinct
+            and held_out(values) == (split != "train")
+            and all(0 < x < 100 for x in (*values.values(), *results))
+        ):
             break
     template = kind.templates[-1] if split == "unseen-templates" else rng.choice(kind.templates[:-1])
     text = template.format(n=rng.choice(NAMES), i=rng.choice(ITEMS), **values)
