@@ -163,7 +163,7 @@ def ranks_of(folder: Path) -> list[str]:
 
 async def no_ranks_left(system: System) -> None:
     """Wait until no process of the ranks is left; the keeper needs a moment after a kill."""
-    for _ in range(400):
+    for _ in range(1200):
         if not ranks_of(system.folder):
             return
         await asyncio.sleep(0.05)
