@@ -28,7 +28,8 @@ def accumulate_gradients(
         total, sums, deviation = loss.compute(command.loss, command.config, logits[0], batch)
         return total, torch.zeros((), dtype=torch.int, device=logits.device), (sums, deviation)
 
-    trainer.model.train()
+    if not trainer.model.training:  # walks over all modules
+        trainer.model.train()
     return run_passes(trainer, batches, loss_function, train=True)
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+HANG_SECONDS = 900  # nothing here takes long; what takes this long hangs
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer_svc.megatron import layouts
 from tests.trainer_svc.megatron import samples as s
-from tests.trainer_svc.megatron.launch import torchrun
+from tests.trainer_svc.megatron.launch import HANG_SECONDS, torchrun
 from trainer_svc.commands import LossKind, StepDone
 from trainer_svc.microbatch import MicroBatch, empty_micro_batch
 
@@ -31,7 +31,7 @@ def two_ranks(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     out = tmp_path_factory.mktemp("layouts")
     log = out / "log"
     with torchrun(2, log, "-m", layouts.__name__, str(model_path), str(out)) as process:
-        assert process.wait(timeout=150) == 0, log.read_text()
+        assert process.wait(timeout=HANG_SECONDS) == 0, log.read_text()
     return out
 
 

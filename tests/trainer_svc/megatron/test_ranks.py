@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from whippletree.v1 import backend_pb2, backend_pb2_grpc
 
 from tests.trainer_svc.megatron import samples as s
-from tests.trainer_svc.megatron.launch import torchrun
+from tests.trainer_svc.megatron.launch import HANG_SECONDS, torchrun
 from trainer_svc import commands as c
 from trainer_svc.backend_convert import command_to_message, result_from_message
 from trainer_svc.microbatch import MicroBatch
@@ -81,8 +81,8 @@ def arguments(address: str) -> tuple[str, ...]:
 
 
 def wait_until(condition: Callable[[], bool], process_ended: Callable[[], bool], log: Path) -> None:
-    """Returns when the condition holds; fails with the log when the ranks end before, or after two minutes."""
-    end = time.monotonic() + 120
+    """Returns when the condition holds; fails with the log when the ranks end before, or hang."""
+    end = time.monotonic() + HANG_SECONDS
     while not condition():
         assert not process_ended(), log.read_text()
         assert time.monotonic() < end, log.read_text()
@@ -123,7 +123,7 @@ def story(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
             folder / "log-2",
         )
         server.stop(0).wait()
-        status = ranks.wait(timeout=60)
+        status = ranks.wait(timeout=HANG_SECONDS)
     return {"first": first, "second": second, "weights": weights, "status": status, "log": folder / "log-2"}
 
 
@@ -187,12 +187,3 @@ def test_ranks_end_with_a_clear_message_when_the_driver_goes_away(story: dict[st
     assert isinstance(log, Path)
     assert story["status"] != 0
     assert re.search(r"rank \d ends: the driver at 127.0.0.1:\d+ is gone: ", log.read_text())
-
-
-def test_a_failed_command_is_reported_and_ends_the_ranks(tmp_path: Path) -> None:
-    driver = ScriptedDriver([(c.LoadModel(path=tmp_path / "nowhere"), None)], hold=True)
-    with served(driver) as (_, address), torchrun(1, tmp_path / "log", *arguments(address)) as ranks:
-        assert ranks.wait(timeout=120) != 0
-    (result,) = driver.results(0)
-    assert isinstance(result, c.Failed)
-    assert "nowhere" in result.message
