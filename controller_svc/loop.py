@@ -99,6 +99,8 @@ class Controller:
         plan = decide(
             Situation(
                 rollouts=self._board.rollouts,
+                queued=self._board.queued(),
+                running=self._board.running.values(),
                 attempts=self._attempts,
                 workers=self._workers,
                 worker=self._worker,

@@ -4,9 +4,9 @@ Pure and level-triggered: it looks at what is, never at what happened: a lost me
 Order of the actions: ends first (they give room), then begins, oldest rollout first.
 """
 
-import heapq
+import itertools
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from controller_svc.types import Attempt, Cause, Outcome, Phase, Rollout, RolloutId, State
@@ -68,6 +68,10 @@ class Situation:
 
     rollouts: Mapping[RolloutId, Rollout]
     """As the gateway shows them; a rollout that is not here has ended or was deleted."""
+    queued: Iterable[Rollout]
+    """Those that wait, in the order of creation; read from the front, as far as there is room."""
+    running: Iterable[Rollout]
+    """Those that run, here or elsewhere."""
     attempts: Mapping[RolloutId, Attempt]
     workers: Mapping[tuple[RolloutId, int], str]
     """Who runs attempts that are not ours by memory."""
@@ -159,8 +163,8 @@ def signal_name(number: int) -> str:
 
 def _recover(situation: Situation) -> Iterator[Action]:
     """Attempts that the gateway believes to be ours and that we do not have: their process is lost."""
-    for rollout in situation.rollouts.values():
-        if rollout.state is not State.RUNNING or rollout.id in situation.attempts or rollout.task is None:
+    for rollout in situation.running:
+        if rollout.id in situation.attempts or rollout.task is None:
             continue
         worker = situation.workers.get((rollout.id, rollout.attempt))
         if worker is None:
@@ -179,11 +183,9 @@ def _begins(situation: Situation) -> Iterator[Action]:
     if situation.stopping or room <= 0:
         return
     waiting = (
-        rollout
-        for rollout in situation.rollouts.values()
-        if rollout.state is State.QUEUED and rollout.task is not None and rollout.id not in situation.attempts
+        rollout for rollout in situation.queued if rollout.task is not None and rollout.id not in situation.attempts
     )
-    for rollout in heapq.nsmallest(room, waiting, key=lambda rollout: rollout.created):
+    for rollout in itertools.islice(waiting, room):
         yield Begin(rollout=rollout.id)
 
 

@@ -42,6 +42,8 @@ class ForkServer:
         self.folders: dict[int, str] = {}
         self.ended: deque[int] = deque(maxlen=4096)
         self.closing = False
+        self.imported_environment: dict[str, str] = {}
+        """Variables that the preload set: importing the same modules in the program would have set them."""
         self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def send(self, **message: Any) -> None:
@@ -192,7 +194,8 @@ def become(task: dict[str, Any], server: ForkServer, parent: int) -> None:
         if task.get("command"):
             code = execute(task["command"], task["environment"])
         else:
-            run_program(task["program"], task["arguments"], task["environment"])
+            environment = {**server.imported_environment, **task["environment"]}
+            run_program(task["program"], task["arguments"], environment)
     except BaseException as error:
         with contextlib.suppress(BaseException):
             os.write(2, f"cannot start: {error!r}\n".encode())
@@ -263,9 +266,11 @@ def main() -> None:
     setup = json.loads(line)
     if setup["folder"]:
         sys.path.insert(0, setup["folder"])
+    before = dict(os.environ)
     if reason := preload(setup["preload"], control.fileno()):
         server.send(refused=reason)
         return
+    server.imported_environment = {name: value for name, value in os.environ.items() if before.get(name) != value}
     server.watch_signals()
     _prctl(PR_SET_PDEATHSIG, 0)  # from here on the socket's end is enough, and lets the children be killed first
     gc.collect()

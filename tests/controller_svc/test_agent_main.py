@@ -159,6 +159,14 @@ async def test_the_environment_is_the_attempt_s_and_nothing_else(tmp_path: Path)
     }
 
 
+async def test_variables_that_a_preload_sets_are_seen_unless_the_attempt_says_otherwise(tmp_path: Path) -> None:
+    script(tmp_path, "sets.py", "import os; os.environ.update(ONE='import', TWO='import')")
+    path = script(tmp_path, "agent.py", "import os, sets; print(os.environ['ONE'], os.environ['TWO'])")
+    async with bench(tmp_path / "w") as runner:
+        _, output = await runner.run("r", program(path, preload=("sets",), TWO="attempt"))
+    assert output["stdout"] == "import attempt\n"
+
+
 async def test_forks_of_one_interpreter_draw_different_numbers(tmp_path: Path) -> None:
     path = script(tmp_path, "agent.py", "import random, numpy; print(random.random(), numpy.random.random())")
     async with bench(tmp_path / "w") as runner:

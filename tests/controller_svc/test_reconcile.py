@@ -16,6 +16,8 @@ ME = "me"
 def situation(*rollouts: Rollout, attempts: tuple[Attempt, ...] = (), **changes: object) -> Situation:
     base = Situation(
         rollouts={item.id: item for item in rollouts},
+        queued=[item for item in rollouts if item.state is State.QUEUED],
+        running=[item for item in rollouts if item.state is State.RUNNING],
         attempts={item.rollout: item for item in attempts},
         workers={},
         worker=ME,
@@ -104,16 +106,10 @@ def test_an_end_is_judged(attempt: Attempt, outcome: Outcome, message: str) -> N
     assert judge(attempt) == (outcome, message)
 
 
-def test_queued_rollouts_begin_in_the_order_of_creation() -> None:
-    rollouts = [seen(State.QUEUED, 0, name, created=created) for name, created in (("b", 2), ("c", 3), ("a", 1))]
-    actions = decide(situation(*rollouts, max_running=2)).actions
-    assert [action.rollout for action in actions] == ["a", "b"]
-    assert all(isinstance(action, Begin) for action in actions)
-
-
-def test_a_rollout_that_was_queued_again_begins_before_younger_ones() -> None:
-    rollouts = [seen(State.QUEUED, 0, "young", created=2), seen(State.QUEUED, 1, "old", created=1)]
-    assert [action.rollout for action in decide(situation(*rollouts)).actions] == ["old", "young"]
+def test_queued_rollouts_begin_from_the_front() -> None:
+    ours = Attempt(rollout=A)
+    given = situation(*(seen(State.QUEUED, 0, name) for name in "abcd"), attempts=(ours,), max_running=3)
+    assert decide(given).actions == (Begin(rollout=RolloutId("b")), Begin(rollout=RolloutId("c")))
 
 
 @pytest.mark.parametrize(
