@@ -23,7 +23,7 @@ async def train(config: Config, settings: TrainerSettings, reporter: Reporter) -
     inputs = read_inputs(config)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(gateway.connected(settings.gateway, patience=settings.patience))
-        await client.require_model(config.model.name)
+        context_length = await client.context_length(config.model.name)
         folder = open_folder(settings.runs, config, fresh=settings.fresh)
         reporter.line(f"{'going on with' if folder.resumed else 'run'} {folder.run_id} in {folder.path}")
         await client.create_run(folder.run_id, config.model.name)
@@ -43,6 +43,7 @@ async def train(config: Config, settings: TrainerSettings, reporter: Reporter) -
             collector=collector,
             reporter=reporter,
             cache=settings.cache,
+            context_length=context_length,
         )
         try:
             return await _alongside(board.follow(client.watch(folder.run_id)), loop)

@@ -52,10 +52,11 @@ class Gateway:
         self._runs = run_pb2_grpc.RunServiceStub(channel)
         self._models = model_pb2_grpc.ModelServiceStub(channel)
 
-    async def require_model(self, model: str) -> None:
-        """Raises NotFoundError where the model is not registered."""
+    async def context_length(self, model: str) -> int:
+        """Prompt + response tokens at most of a registered model. Raises NotFoundError."""
         request = model_pb2.GetModelRequest(name=f"models/{model}")
-        await call(lambda: self._models.GetModel(request, timeout=DEADLINE), patience=self._patience)
+        answer = await call(lambda: self._models.GetModel(request, timeout=DEADLINE), patience=self._patience)
+        return answer.model.context_length
 
     async def create_run(self, run: RunId, policy: str) -> None:
         """Make the run known; doing so again is fine."""

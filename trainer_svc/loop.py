@@ -17,7 +17,7 @@ from trainer_svc import folder as folders
 from trainer_svc import ids, plots, step, summary, warmup
 from trainer_svc.collect import Collector
 from trainer_svc.commands import OptimizerSettings
-from trainer_svc.config import Config
+from trainer_svc.config import Config, ConfigError
 from trainer_svc.data import Input, take
 from trainer_svc.evaluate import evaluate
 from trainer_svc.folder import RunFolder
@@ -53,6 +53,7 @@ class Loop:
         collector: Collector,
         reporter: Reporter,
         cache: Path,
+        context_length: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -63,6 +64,7 @@ class Loop:
         self._collector = collector
         self._reporter = reporter
         self._cache = cache
+        self._context_length = context_length
         self._clock = clock
         self._began = clock()
         self._cost: CostModel = cost_model(json.loads((config.model.path / "config.json").read_text()))
@@ -71,7 +73,7 @@ class Loop:
         self._maximum_length = 0
 
     async def run(self) -> summary.Summary:
-        """Train to the end; what summary.json says. Raises RanksError, WhippletreeError, DataError."""
+        """Train to the end; what summary.json says. Raises RanksError, WhippletreeError, DataError, ConfigError."""
         accuracy = await self._begin()
         for number in range(self._state.step + 1, self._config.rl.steps + 1):
             accuracy = await self._step(number)
@@ -99,6 +101,11 @@ class Loop:
         with self._working("the ranks load the model"):
             optimizer = OptimizerSettings(weight_decay=self._config.rl.weight_decay)
             self._maximum_length = (await self._ranks.load(start, optimizer)).maximum_length
+        if self._context_length > self._maximum_length:
+            raise ConfigError(
+                f"model.path: {self._maximum_length} positions, fewer than the {self._context_length} tokens of a call"
+                f" that the gateway admits for {self._config.model.name}"
+            )
         if resume:
             loaded = await self._ranks.load_checkpoint(self._folder.checkpoints)
             self._state = DriverState.from_bytes(loaded.extra)

@@ -24,7 +24,7 @@ from trainer_svc.files import replace_directory, replace_text
 from trainer_svc.megatron.driver import Driver, DriverLostError
 from trainer_svc.microbatch import MicroBatch
 
-LENGTH = 512
+LENGTH = 2048
 """Positions of the pretended model."""
 
 

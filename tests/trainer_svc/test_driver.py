@@ -211,8 +211,6 @@ async def test_warm_up_is_done_once_for_a_recipe(system: System) -> None:
     assert (await system.train("rl.steps=1"))[0] == 0
     assert (await system.train("rl.steps=2"))[0] == 0
     assert len(system.steps("sft")) == 5
-    assert (await system.train("rl.steps=1", "run.seed=2"))[0] == 0
-    assert len(system.steps("sft")) == 10
 
 
 async def test_failed_rollouts_are_dropped_and_a_step_without_variance_changes_no_weights(system: System) -> None:
@@ -288,6 +286,16 @@ async def test_an_unknown_model_is_a_clear_error(system: System) -> None:
     assert "other" in output
     assert "Traceback" not in output
     assert not system.run.exists()
+
+
+async def test_a_gateway_that_admits_longer_calls_than_the_model_has_positions_is_refused_at_the_start(
+    system: System,
+) -> None:
+    await system.gateway.register_model(system.engine.url, context_length=2049)
+    code, output = await system.train()
+    assert code == 2
+    assert "2048 positions, fewer than the 2049 tokens" in output
+    assert not await system.rollouts()
 
 
 async def test_a_configuration_that_does_not_fit_ends_with_2(system: System) -> None:
