@@ -16,6 +16,7 @@ from tests.fakes.bridge import says_hi
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.policy import FakePolicy, serving
 from tests.fakes.stack import envoy, service
+from tests.fakes.system import System, system
 
 ROLLOUT = "/proxy/rollout/r1/attempt/1/mode/train"
 
@@ -70,3 +71,10 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     """Plain HTTP/1.1."""
     async with httpx.AsyncClient(timeout=60) as made:
         yield made
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
+    """A real gateway behind Envoy, started once; a test makes its own runs and rollouts."""
+    async with system(tmp_path_factory.mktemp("whole")) as running:
+        yield running
