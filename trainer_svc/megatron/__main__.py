@@ -1,6 +1,6 @@
 """`torchrun -m trainer_svc.megatron --driver HOST:PORT --session ID`: starts one rank.
 
-Guarded and almost without imports: saving a checkpoint starts a process that imports this module again.
+Guarded and almost without imports: whatever starts a process by `spawn` imports this module again.
 """
 
 import sys

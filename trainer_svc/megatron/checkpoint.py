@@ -1,9 +1,11 @@
 """Checkpoints: model, Adam and the driver's own bytes, in megatron's torch_dist format, which reshards.
 
 A checkpoint is a directory that appears complete or not at all; `latest` beside it names the newest one.
-Saving starts a process that imports `__main__` again: the entry module must be guarded and light.
+Left to itself, megatron starts a server process at the first save, only to carry results between processes that we do
+not have; it costs seconds and outlives a killed rank. `write_in_this_process` spares it.
 """
 
+import queue
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from trainer_svc.files import flush_directory, replace_text, swap_directory
 from trainer_svc.megatron.trainer import Trainer
@@ -20,9 +23,15 @@ EXTRA = "extra.bin"
 LATEST = "latest"
 
 
+def write_in_this_process() -> None:
+    """Gives megatron's writer a plain queue in place of one in a server process."""
+    filesystem_async._results_queue = queue.Queue()
+
+
 def save_checkpoint(trainer: Trainer, path: Path, step: int, extra: bytes) -> None:
     """A collective of all ranks; returns when the checkpoint is on disk and is the latest."""
     temporary = _temporary_directory(path)
+    write_in_this_process()
     try:
         dist_checkpointing.save({**_sharded_state(trainer, is_loading=False), "step": step}, str(temporary))
         dist.barrier()

@@ -1,4 +1,4 @@
-"""The entry module stays light: a checkpoint's writer imports it again in a process of its own."""
+"""The entry module stays light: whatever starts a process by `spawn` imports it again."""
 
 import subprocess
 import sys
