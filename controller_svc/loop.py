@@ -8,35 +8,20 @@ life of the controller finds what the gateway believes and goes on from there.
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from controller_svc.board import Board
 from controller_svc.gateway import Deleted, Gateway, Mark
 from controller_svc.pace import Pace
 from controller_svc.reconcile import Action, Ask, Begin, Drop, Kill, Plan, Report, Situation, Stop, decide
+from controller_svc.runner import Runner
 from controller_svc.types import Attempt, Exit, Outcome, Phase, Rollout, RolloutId
 from whippletree.errors import NotFoundError, WhippletreeError
 from whippletree.log import ROLLOUT
 
 log = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """What carries out attempts; exits come by `Controller.exited`. See `local/process.py`."""
-
-    async def launch(self, rollout: Rollout, number: int) -> Exit | None:
-        """Start an attempt; an exit where it ended before it began."""
-
-    def signal(self, rollout: RolloutId, number: int, signal_number: int) -> None:
-        """Signal everything that belongs to an attempt."""
-
-    def output(self, rollout: RolloutId, number: int) -> Mapping[str, str]:
-        """Ends of `stdout` and `stderr`."""
-
-    async def remove(self, rollout: RolloutId, number: int, *, failed: bool) -> None:
-        """Forget an attempt that has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

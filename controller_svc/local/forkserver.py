@@ -119,6 +119,8 @@ class ForkServer:
         if self._writer is not None:
             self._writer.close()
         if self._process is not None:
+            if not self._ready.done() and self._process.returncode is None:
+                self._process.kill()  # it is importing, does not read its socket and has no children
             try:
                 async with asyncio.timeout(10):
                     await self._process.wait()

@@ -24,7 +24,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from agent_main import run_program  # type: ignore[import-not-found]  # beside this file, which starts as a script
+from child import become  # type: ignore[import-not-found]  # beside this file, which starts as a script
 
 MARKER = "WHIPPLETREE_WORKDIR"
 """In the environment of every process of an attempt: its own folder."""
@@ -94,7 +94,8 @@ class ForkServer:
             self.send(failed={"key": task["key"], "reason": f"fork: {error.strerror}"})
             return
         if pid == 0:
-            become(task, self, parent)
+            own = (self.wake_read, self.wake_write, self.control.detach())
+            become({**task, "environment": {**self.imported_environment, **task["environment"]}}, own, parent)
         self.pids[task["key"]], self.keys[pid] = pid, task["key"]
         self.folders[pid] = task["environment"].get(MARKER, "")
         with contextlib.suppress(ValueError):
@@ -173,55 +174,6 @@ def kill_one(pid: int) -> None:
     """Kill one process; one that is gone is fine."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-
-
-def become(task: dict[str, Any], server: ForkServer, parent: int) -> None:
-    """In the fork: turn into the attempt's process and never return."""
-    code = 125
-    try:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for descriptor in (server.wake_read, server.wake_write, server.control.detach()):
-            os.close(descriptor)
-        os.setsid()
-        redirect(task["stdout"], task["stderr"])
-        os.chdir(task["folder"])
-        if task.get("command"):
-            code = execute(task["command"], task["environment"])
-        else:
-            environment = {**server.imported_environment, **task["environment"]}
-            run_program(task["program"], task["arguments"], environment)
-    except BaseException as error:
-        with contextlib.suppress(BaseException):
-            os.write(2, f"cannot start: {error!r}\n".encode())
-    finally:
-        os._exit(code)
-
-
-def redirect(stdout: str, stderr: str) -> None:
-    """Standard input from nowhere, the outputs appended to files."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    for target, path, mode in ((0, os.devnull, os.O_RDONLY), (1, stdout, flags), (2, stderr, flags)):
-        descriptor = os.open(path, mode, 0o600)
-        os.dup2(descriptor, target)
-        os.close(descriptor)
-
-
-def execute(command: list[str], environment: dict[str, str]) -> int:
-    """Replace this process by the command; returns the shell's exit code where that cannot be done."""
-    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execvpe(command[0], command, environment)
-    except OSError as error:
-        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
-        return 127 if isinstance(error, FileNotFoundError) else 126
-    return 126
 
 
 def preload(modules: list[str], control: int) -> str:

@@ -288,7 +288,7 @@ async def test_it_serves_health_and_refuses_a_work_root_that_is_taken(tmp_path: 
 
 def test_the_controller_s_parts_that_fork_know_nothing_of_grpc() -> None:
     assert grpc.__file__  # it is there to be imported
-    for name in ("warm.py", "agent_main.py"):
+    for name in ("warm.py", "child.py", "agent_main.py"):
         text = (Path(__file__).parents[2] / "controller_svc/local" / name).read_text()
         assert "grpc" not in text
         assert "controller_svc" not in text
