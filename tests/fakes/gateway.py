@@ -11,6 +11,7 @@ In: a folder for the store. Out: an address. Example::
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -182,6 +183,7 @@ async def gateway_process(
         "WARNING",
         *arguments,
         stdout=asyncio.subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},  # faster
     )
     try:
         assert process.stdout is not None

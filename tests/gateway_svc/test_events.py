@@ -18,7 +18,7 @@ from whippletree.errors import (
 
 
 def reward(value: float = 1.0, **fields: Any) -> event_pb2.AppendEventRequest:
-    asked = {"parent": "rollouts/a", "attempt": 1} | fields
+    asked: dict[str, Any] = {"parent": "rollouts/a", "attempt": 1} | fields
     return event_pb2.AppendEventRequest(reward=event_pb2.Reward(value=value), **asked)
 
 
@@ -30,9 +30,13 @@ async def running(gateway: RunningGateway) -> RunningGateway:
 
 
 async def test_rewards_notes_and_logs_are_kept_in_order(running: RunningGateway) -> None:
-    note = event_pb2.AppendEventRequest(parent="rollouts/a", attempt=1, note={"type": "plan"}, may_ignore=True)
+    note = event_pb2.AppendEventRequest(
+        parent="rollouts/a", attempt=1, note=event_pb2.Note(type="plan"), may_ignore=True
+    )
     note.note.data.update({"steps": 3, "names": ["x"], "none": None})
-    log = event_pb2.AppendEventRequest(parent="rollouts/a", attempt=1, log={"stream": "stdout", "text": "grüße\n"})
+    log = event_pb2.AppendEventRequest(
+        parent="rollouts/a", attempt=1, log=event_pb2.Log(stream="stdout", text="grüße\n")
+    )
     made = [(await running.events.AppendEvent(one)).event for one in (reward(0.1), note, log)]
     found = await running.list_events("a")
     assert list(found) == made
@@ -98,7 +102,7 @@ async def test_a_wrong_payload_is_refused(running: RunningGateway, payload: dict
 
 
 async def test_a_large_note_is_refused(running: RunningGateway) -> None:
-    asked = event_pb2.AppendEventRequest(parent="rollouts/a", attempt=1, note={"type": "big"})
+    asked = event_pb2.AppendEventRequest(parent="rollouts/a", attempt=1, note=event_pb2.Note(type="big"))
     asked.note.data.update({"text": "x" * (1 << 20)})
     async with refused(InvalidFieldError):
         await running.events.AppendEvent(asked)

@@ -5,7 +5,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from whippletree.v1 import event_pb2, inference_pb2, model_call_pb2, rollout_pb2
+from whippletree.v1 import attempt_pb2, event_pb2, inference_pb2, model_call_pb2, rollout_pb2
 
 from tests.fakes.engine import Failure, FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway, packed, refused, running_gateway
@@ -22,6 +22,7 @@ from whippletree.errors import (
 )
 from whippletree.tokens import unpack_floats, unpack_ids
 
+LOST = attempt_pb2.ATTEMPT_OUTCOME_INFRASTRUCTURE_FAILURE
 CANCEL = rollout_pb2.CancelRolloutRequest(name="rollouts/a")
 
 
@@ -86,7 +87,7 @@ async def test_a_call_stores_only_what_its_prompt_adds(ready: RunningGateway, en
 
 async def test_another_attempt_shares_no_prefix(ready: RunningGateway) -> None:
     await ready.generate("a", [1, 2])
-    lost = rollout_pb2.FinishRolloutRequest(name="rollouts/a", attempt=1, outcome=3)
+    lost = rollout_pb2.FinishRolloutRequest(name="rollouts/a", attempt=1, outcome=LOST)
     await ready.rollouts.FinishRollout(lost)
     await ready.rollouts.StartRollout(rollout_pb2.StartRolloutRequest(name="rollouts/a"))
     again = await ready.generate("a", [1, 2, 5, 6, 7], attempt=2)
@@ -243,7 +244,9 @@ async def test_a_model_without_engines_is_unavailable(gateway: RunningGateway) -
 
 async def test_a_step_reward_names_a_call(ready: RunningGateway) -> None:
     call_id = (await ready.generate("a", [1])).call.call_id
-    asked = event_pb2.AppendEventRequest(parent="rollouts/a", attempt=1, reward={"value": 1.0, "call_id": call_id})
+    asked = event_pb2.AppendEventRequest(
+        parent="rollouts/a", attempt=1, reward=event_pb2.Reward(value=1.0, call_id=call_id)
+    )
     assert (await ready.events.AppendEvent(asked)).event.reward.call_id == call_id
 
 

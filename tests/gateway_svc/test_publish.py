@@ -19,7 +19,7 @@ from whippletree.errors import (
 
 def published(version: str = "v1", path: str = "", **fields: str) -> model_pb2.PublishWeightsRequest:
     asked = {"name": "models/tiny", "weight_version": version, "weights_path": path or f"weights/{version}"} | fields
-    return model_pb2.PublishWeightsRequest(**asked)  # type: ignore[arg-type]
+    return model_pb2.PublishWeightsRequest(**asked)
 
 
 def versions(answer: inference_pb2.GenerateResponse) -> list[str]:
@@ -53,9 +53,7 @@ async def test_generations_in_flight_finish_and_new_ones_wait(ready: RunningGate
     old = asyncio.create_task(ready.generate("a", [1]))
     await engine.wait_received("/generate")
     publishing = asyncio.create_task(publish(ready))
-    new: list[asyncio.Task[inference_pb2.GenerateResponse]] = []
-    while not await held(ready):  # a generation that comes before the publish joins those in flight
-        new.append(asyncio.create_task(ready.generate("a", [1])))
+    new = await calls_until_one_is_held(ready)
     assert not engine.requests("/update_weights_from_disk")
     gate.set()
     assert versions(await old) == ["default"]
@@ -70,8 +68,12 @@ async def publish(gateway: RunningGateway) -> None:
     await gateway.models.PublishWeights(published())
 
 
-async def held(gateway: RunningGateway) -> int:
-    return (await gateway.phases.GetPhase(phase_pb2.GetPhaseRequest(run="runs/r"))).held_count
+async def calls_until_one_is_held(gateway: RunningGateway) -> list[asyncio.Task[inference_pb2.GenerateResponse]]:
+    """Generations, one after another, until a publish has begun; those that came before it are in flight."""
+    begun: list[asyncio.Task[inference_pb2.GenerateResponse]] = []
+    while not (await gateway.phases.GetPhase(phase_pb2.GetPhaseRequest(run="runs/r"))).held_count:
+        begun.append(asyncio.create_task(gateway.generate("a", [1])))
+    return begun
 
 
 async def test_weights_that_cannot_be_loaded_leave_the_old_ones(ready: RunningGateway, engine: FakeEngine) -> None:
@@ -147,10 +149,10 @@ async def test_a_publish_goes_on_when_its_caller_goes_away(ready: RunningGateway
     old = asyncio.create_task(ready.generate("a", [1]))
     await engine.wait_received("/generate")
     call = ready.models.PublishWeights(published())
-    await asyncio.sleep(0.05)
+    new = await calls_until_one_is_held(ready)
     call.cancel()
     gate.set()
-    await old
+    await asyncio.gather(old, *new)
     await engine.wait_received("/flush_cache")
     await ready.models.PublishWeights(published())
     assert len(engine.requests("/update_weights_from_disk")) == 1

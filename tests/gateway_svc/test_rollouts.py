@@ -1,6 +1,7 @@
 """RolloutService and AttemptService through a real server."""
 
 import uuid
+from typing import Any
 
 import pytest
 from whippletree.v1 import attempt_pb2, rollout_pb2
@@ -28,11 +29,9 @@ def wanted(rollout_id: str, question: str = "1 + 1", **fields: str) -> rollout_p
     return request
 
 
-def ending(name: str, attempt: int = 1, **fields: object) -> rollout_pb2.FinishRolloutRequest:
-    outcome = attempt_pb2.ATTEMPT_OUTCOME_SUCCEEDED
-    return rollout_pb2.FinishRolloutRequest(
-        **{"name": name, "attempt": attempt, "outcome": outcome} | fields  # type: ignore[arg-type]
-    )
+def ending(name: str, attempt: int = 1, **fields: Any) -> rollout_pb2.FinishRolloutRequest:
+    asked: dict[str, Any] = {"outcome": attempt_pb2.ATTEMPT_OUTCOME_SUCCEEDED} | fields
+    return rollout_pb2.FinishRolloutRequest(name=name, attempt=attempt, **asked)
 
 
 async def test_a_rollout_is_stored_as_asked_and_queued(gateway: RunningGateway) -> None:
@@ -79,9 +78,11 @@ async def test_a_repeated_create_gives_its_first_answer(gateway: RunningGateway)
     [
         (wanted("No"), InvalidFieldError),
         (rollout_pb2.CreateRolloutRequest(rollout_id="a"), InvalidFieldError),
-        (rollout_pb2.CreateRolloutRequest(rollout_id="a", rollout={"run": "runs/none"}), NotFoundError),
+        (rollout_pb2.CreateRolloutRequest(rollout_id="a", rollout=rollout_pb2.Rollout(run="runs/none")), NotFoundError),
         (
-            rollout_pb2.CreateRolloutRequest(rollout_id="a", rollout={"run": "runs/r", "runner": {"max_attempts": 21}}),
+            rollout_pb2.CreateRolloutRequest(
+                rollout_id="a", rollout=rollout_pb2.Rollout(run="runs/r", runner=rollout_pb2.Runner(max_attempts=21))
+            ),
             InvalidFieldError,
         ),
     ],
@@ -116,8 +117,8 @@ async def test_lists_are_filtered_by_state_group_and_run(gateway: RunningGateway
     await gateway.create_rollout("b", group_id="g", start=False)
     await gateway.create_rollout("c", run_id="other", start=False)
 
-    async def listed(**fields: object) -> list[str]:
-        asked = rollout_pb2.ListRolloutsRequest(**fields)  # type: ignore[arg-type]
+    async def listed(**fields: Any) -> list[str]:
+        asked = rollout_pb2.ListRolloutsRequest(**fields)
         return [rollout.name[-1] for rollout in (await gateway.rollouts.ListRollouts(asked)).rollouts]
 
     assert await listed() == ["a", "b", "c"]
@@ -141,7 +142,7 @@ async def test_one_of_two_controllers_starts_a_rollout(gateway: RunningGateway) 
 
 
 async def test_infrastructure_failures_open_new_attempts_until_none_is_left(gateway: RunningGateway) -> None:
-    lost = {"outcome": attempt_pb2.ATTEMPT_OUTCOME_INFRASTRUCTURE_FAILURE, "message": "evicted"}
+    lost: dict[str, Any] = {"outcome": attempt_pb2.ATTEMPT_OUTCOME_INFRASTRUCTURE_FAILURE, "message": "evicted"}
     await gateway.create_rollout("a", runner=rollout_pb2.Runner(max_attempts=2))
     again = (await gateway.rollouts.FinishRollout(ending("rollouts/a", **lost))).rollout
     assert (again.state, again.attempt) == (QUEUED, 1)

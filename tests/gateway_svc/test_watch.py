@@ -1,9 +1,8 @@
 """WatchRollouts: snapshot, bookmark, changes, resumption."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from whippletree.v1 import rollout_pb2
@@ -19,13 +18,13 @@ class Watcher:
 
     def __init__(self, gateway: RunningGateway, token: str = "", **fields: Any) -> None:
         self.call = gateway.rollouts.WatchRollouts(rollout_pb2.WatchRolloutsRequest(resume_token=token, **fields))
-        self._messages = cast(AsyncIterator[rollout_pb2.WatchRolloutsResponse], aiter(self.call))
+        self._messages = aiter(self.call)
         self.token = token
 
     async def next(self) -> str:
         """Name and state of the next rollout, or `bookmark`."""
         async with asyncio.timeout(20):
-            message = await cast(Awaitable[rollout_pb2.WatchRolloutsResponse], anext(self._messages))
+            message = await anext(self._messages)
         self.token = message.resume_token
         if message.WhichOneof("record") == "bookmark":
             return "bookmark"
@@ -100,7 +99,7 @@ async def test_a_token_of_another_store_has_expired(gateway: RunningGateway, tmp
 async def test_a_long_snapshot_is_complete_and_in_order(gateway: RunningGateway, count: int) -> None:
     for begin in range(0, count, 1000):
         asked = [
-            rollout_pb2.CreateRolloutRequest(rollout_id=f"r{number}", rollout={"run": "runs/r"})
+            rollout_pb2.CreateRolloutRequest(rollout_id=f"r{number}", rollout=rollout_pb2.Rollout(run="runs/r"))
             for number in range(begin, min(begin + 1000, count))
         ]
         await gateway.rollouts.BatchCreateRollouts(rollout_pb2.BatchCreateRolloutsRequest(requests=asked))

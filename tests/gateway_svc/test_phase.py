@@ -1,0 +1,158 @@
+"""Holding and draining: the gates as values of one loop, and the service that sets them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from whippletree.v1 import phase_pb2, run_pb2
+
+from gateway_svc.phase import Gates
+from tests.fakes.engine import FakeEngine, Reply
+from tests.fakes.gateway import RunningGateway, refused, running_gateway
+from whippletree.errors import HeldTooLongError, NotFoundError, ShuttingDownError
+
+KEYS = ("runs/r", "models/m")
+
+
+class Clock:
+    """Seconds as the test says."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+async def test_an_open_gate_admits_at_once_and_counts() -> None:
+    gates = Gates(Clock())
+    async with gates.admitted(KEYS, 1.0) as held:
+        assert (held, gates.in_flight("runs/r"), gates.in_flight("models/m")) == (0.0, 1, 1)
+    assert gates.in_flight("runs/r") == 0
+
+
+async def test_a_closed_gate_holds_until_all_its_keys_are_open() -> None:
+    clock = Clock()
+    gates = Gates(clock)
+    gates.close("runs/r")
+    gates.close("models/m")
+
+    async def pass_through() -> float:
+        async with gates.admitted(KEYS, 60.0) as held:
+            return held
+
+    waiting = asyncio.create_task(pass_through())
+    await asyncio.sleep(0)
+    gates.open("runs/r")
+    await asyncio.sleep(0)
+    assert (gates.held("runs/r"), gates.in_flight("runs/r")) == (1, 0)
+    clock.seconds = 2.5
+    gates.open("models/m")
+    assert await waiting == 2.5
+    assert gates.held("runs/r") == 0
+
+
+async def test_a_gate_closed_again_before_its_waiters_ran_holds_them() -> None:
+    gates = Gates(Clock())
+    gates.close("runs/r")
+    waiting = asyncio.create_task(gates.admitted(KEYS, 60.0).__aenter__())
+    await asyncio.sleep(0)
+    gates.open("runs/r")
+    gates.close("runs/r")
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert (gates.held("runs/r"), gates.in_flight("runs/r")) == (0, 0)
+
+
+async def test_drained_waits_for_what_is_in_flight() -> None:
+    gates = Gates(Clock())
+    async with gates.admitted(KEYS, 1.0):
+        gates.close("runs/r")
+        draining = asyncio.create_task(gates.drained("runs/r"))
+        await asyncio.sleep(0)
+        assert not draining.done()
+    await draining
+
+
+async def test_a_hold_longer_than_max_hold_says_when_to_come_again() -> None:
+    gates = Gates(Clock())
+    gates.close("runs/r")
+    with pytest.raises(HeldTooLongError) as caught:
+        async with gates.admitted(KEYS, 0.01):
+            raise AssertionError("admitted")
+    assert caught.value.retry_after
+    assert gates.held("runs/r") == 0
+
+
+async def test_a_stop_ends_all_holds() -> None:
+    gates = Gates(Clock())
+    gates.close("runs/r")
+    waiting = asyncio.create_task(gates.admitted(KEYS, 60.0).__aenter__())
+    await asyncio.sleep(0)
+    gates.stop()
+    with pytest.raises(ShuttingDownError):
+        await waiting
+
+
+async def set_phase(gateway: RunningGateway, phase: phase_pb2.Phase.ValueType, run: str = "runs/r") -> None:
+    answer = await gateway.phases.SetPhase(phase_pb2.SetPhaseRequest(run=run, phase=phase))
+    assert answer.phase == phase
+
+
+async def get_phase(gateway: RunningGateway) -> phase_pb2.GetPhaseResponse:
+    return await gateway.phases.GetPhase(phase_pb2.GetPhaseRequest(run="runs/r"))
+
+
+async def test_draining_answers_when_nothing_is_in_flight(ready: RunningGateway, engine: FakeEngine) -> None:
+    gate = asyncio.Event()
+    engine.reply = lambda ids: Reply([5], gates={0: gate})
+    old = asyncio.create_task(ready.generate("a", [1]))
+    await engine.wait_received("/generate")
+    draining = asyncio.create_task(set_phase(ready, phase_pb2.PHASE_DRAINING))
+    while (await get_phase(ready)).phase != phase_pb2.PHASE_DRAINING:
+        pass
+    assert (await get_phase(ready)).in_flight_count == 1
+    assert not draining.done()
+    gate.set()
+    await draining
+    await old
+    assert (await get_phase(ready)).in_flight_count == 0
+
+
+async def test_the_phase_of_one_run_does_not_hold_another(ready: RunningGateway, engine: FakeEngine) -> None:
+    await ready.create_run("other")
+    await ready.create_rollout("b", run_id="other")
+    await set_phase(ready, phase_pb2.PHASE_UPDATING)
+    await ready.generate("b", [1])
+    held = asyncio.create_task(ready.generate("a", [2]))
+    while not (await get_phase(ready)).held_count:
+        pass
+    assert [one.body["input_ids"] for one in engine.requests("/generate")] == [[1]]
+    await set_phase(ready, phase_pb2.PHASE_ROLLOUT)
+    assert (await held).call.hold_duration.ToMicroseconds() > 0
+
+
+async def test_a_phase_holds_over_a_restart(tmp_path: Path, engine: FakeEngine) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.register_model(engine.url)
+        await gateway.create_run("r", max_hold_s=0)
+        await gateway.create_rollout("a")
+        await set_phase(gateway, phase_pb2.PHASE_UPDATING)
+    async with running_gateway(tmp_path) as gateway:
+        assert (await get_phase(gateway)).phase == phase_pb2.PHASE_UPDATING
+        async with refused(HeldTooLongError) as caught:
+            await gateway.generate("a", [1])
+        assert caught[0].retry_after
+        await set_phase(gateway, phase_pb2.PHASE_ROLLOUT)
+        await gateway.generate("a", [1])
+    assert len(engine.requests("/generate")) == 1
+
+
+async def test_the_phase_shows_in_the_run_and_an_unknown_run_has_none(gateway: RunningGateway) -> None:
+    await set_phase(gateway, phase_pb2.PHASE_UPDATING)
+    run = (await gateway.runs.GetRun(run_pb2.GetRunRequest(name="runs/r"))).run
+    assert run.phase == phase_pb2.PHASE_UPDATING
+    async with refused(NotFoundError):
+        await set_phase(gateway, phase_pb2.PHASE_ROLLOUT, run="runs/none")
