@@ -1,0 +1,134 @@
+"""Callers that share one generation: the last one that goes away ends it, not the first."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway_svc import rollouts
+from gateway_svc.catalog import Catalog
+from gateway_svc.engines.pool import Pool
+from gateway_svc.engines.sglang import connected
+from gateway_svc.generate import Generator
+from gateway_svc.phase import Gates
+from gateway_svc.store import Store
+from gateway_svc.types import (
+    Ask,
+    Micros,
+    Mode,
+    Model,
+    ModelCall,
+    ModelName,
+    Once,
+    Role,
+    RolloutId,
+    RolloutSpec,
+    Run,
+    RunId,
+    Sampling,
+    Split,
+)
+from tests.fakes.engine import FakeEngine, Reply
+from whippletree.tokens import pack_ids, unpack_ids
+
+ASK = Ask(
+    rollout_id=RolloutId("a"),
+    attempt=1,
+    mode=Mode.TRAIN,
+    model="",
+    prompt=pack_ids([1, 2]),
+    sampling=Sampling(max_tokens=4),
+    asked_sampling="",
+    dialect="",
+    choice_index=0,
+    once=Once(request_id="k", method="Generate", digest=b"1"),
+)
+
+
+def zero() -> Micros:
+    return Micros(0)
+
+
+@pytest.fixture
+async def generator(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[Generator]:
+    """A generator with the running rollout `a`."""
+    store = await Store.open(tmp_path / "record.db", synchronous="NORMAL", capacity=10, readers=1, clock=zero)
+    catalog = await Catalog.load(store)
+    name = ModelName("m")
+    unset = Sampling()
+    run = Run(run_id=RunId("r"), policy=name, train_sampling=unset, eval_sampling=unset, max_hold=Micros(1))
+    model = Model(
+        name=name,
+        role=Role.POLICY,
+        engines=(engine.url,),
+        weight_version="",
+        weights_path="",
+        tokenizer_path="",
+        context_length=100,
+        vocabulary_size=100,
+    )
+    spec = RolloutSpec(
+        rollout_id=ASK.rollout_id,
+        run_id=run.run_id,
+        group_id="",
+        split=Split.TRAIN,
+        input=b"",
+        runner=b"",
+        metadata=b"",
+        max_attempts=1,
+    )
+    await catalog.create_run(run, None)
+    await catalog.register(model, None)
+    await store.write(lambda tx: rollouts.create(tx, [spec], None))
+    await store.write(lambda tx: rollouts.start(tx, ASK.rollout_id, "", None))
+    ids = itertools.count()
+    async with connected(generate_timeout=60, control_timeout=60) as client:
+        made = Generator(
+            store=store,
+            catalog=catalog,
+            gates=Gates(lambda: 0.0),
+            pool=Pool(client),
+            client=client,
+            clock=zero,
+            new_id=lambda: f"c{next(ids)}",
+            tries=1,
+            pause=0,
+        )
+        yield made
+        await made.close()
+    await store.close()
+
+
+async def test_the_first_of_two_callers_may_go_away(generator: Generator, engine: FakeEngine) -> None:
+    gate = asyncio.Event()
+    engine.reply = lambda ids: Reply([5], gates={0: gate})
+    first, second = (asyncio.create_task(generator.generate(ASK)) for _ in range(2))
+    await engine.wait_received("/generate")
+    first.cancel()
+    await asyncio.wait([first])
+    gate.set()
+    call = (await second).payload
+    assert isinstance(call, ModelCall)
+    assert unpack_ids(call.response).tolist() == [5]
+    assert [one.path for one in engine.received] == ["/generate"]
+
+
+async def test_when_all_callers_are_gone_the_generation_is_aborted_and_a_new_one_may_begin(
+    generator: Generator, engine: FakeEngine
+) -> None:
+    gate = asyncio.Event()
+    engine.reply = lambda ids: Reply([5], gates={0: gate})
+    callers = [asyncio.create_task(generator.generate(ASK)) for _ in range(2)]
+    await engine.wait_received("/generate")
+    for caller in callers:
+        caller.cancel()
+    await asyncio.wait(callers)
+    again = asyncio.create_task(generator.generate(ASK))
+    await engine.wait_received("/generate", 2)
+    await engine.wait_received("/abort_request")
+    gate.set()
+    call = (await again).payload
+    assert isinstance(call, ModelCall)
+    assert call.call_id != engine.requests("/abort_request")[0].body["rid"]
