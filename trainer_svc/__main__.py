@@ -10,6 +10,7 @@ import signal
 import sys
 
 from trainer_svc.backend import RanksError
+from trainer_svc.collect import AgentsFailedError
 from trainer_svc.config import Config, ConfigError, load_config
 from trainer_svc.convert import BrokenRecordError
 from trainer_svc.data import DataError
@@ -38,7 +39,7 @@ def main() -> int:
     except ConfigError as error:
         print(f"configuration: {error}", file=sys.stderr)
         return 2
-    except (RanksError, DataError, BrokenRecordError, SampleTooLongError, WhippletreeError) as error:
+    except (AgentsFailedError, RanksError, DataError, BrokenRecordError, SampleTooLongError, WhippletreeError) as error:
         print(f"training stopped: {error}", file=sys.stderr)
         return 1
 

@@ -64,7 +64,7 @@ class Collector:
         self._board = board
 
     async def collect(self, specs: Sequence[RolloutSpec], seen: Callable[[Finished], None]) -> list[Finished]:
-        """Run all of `specs` to their ends; in the order given, with `seen` called for each as it ends."""
+        """Run all of `specs` to their ends; in the order given, `seen` called as each ends. AgentsFailedError."""
         declared = await self._declare(specs)
         finished: dict[RolloutId, Finished] = {}
         async for statuses in self._board.ended(list(declared)):
@@ -72,7 +72,7 @@ class Collector:
                 done = assemble(declared[status.rollout_id], status, record)
                 finished[status.rollout_id] = done
                 seen(done)
-        return [finished[rollout] for rollout in declared]
+        return alive([finished[rollout] for rollout in declared])
 
     async def _declare(self, specs: Sequence[RolloutSpec]) -> dict[RolloutId, RolloutSpec]:
         """Ask for rollouts; one that was cancelled when an earlier driver was stopped is asked for under a new id."""
@@ -95,6 +95,21 @@ class Collector:
         async with asyncio.TaskGroup() as group:
             for rollout in self._board.running():
                 group.create_task(self._gateway.cancel(rollout, "the trainer was stopped", patience=5.0))
+
+
+class AgentsFailedError(Exception):
+    """Every rollout of a batch failed before its first call: the agent cannot run. The message is for people."""
+
+
+def alive(finished: list[Finished]) -> list[Finished]:
+    """The batch as it is. Raises AgentsFailedError where nothing of it lived."""
+    if finished and all(item.status.state is State.FAILED and not item.forest.samples for item in finished):
+        first = finished[0].status
+        raise AgentsFailedError(
+            f"all {len(finished)} rollouts failed without one call to the model, the first with: {first.message}; "
+            f"what it printed is shown by `whippletree rollouts show {first.rollout_id}`"
+        )
+    return finished
 
 
 def assemble(spec: RolloutSpec, status: Status, record: Record) -> Finished:
