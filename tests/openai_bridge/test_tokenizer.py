@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.quickstart.model import train_tokenizer, write_tokenizer
 from openai_bridge.dialects.openai_chat import parse
 from openai_bridge.tokenizer import Tokenizer, load, special_tokens
 from openai_bridge.tokenizer_cache import to_prompt
@@ -94,7 +95,7 @@ def objects(conversations: list[Any]) -> list[Any]:
     return list(copied)
 
 
-@pytest.mark.skipif(not TRANSFORMERS.exists(), reason="needs .venv-train (transformers): make train-env")
+@pytest.mark.skipif(not TRANSFORMERS.exists(), reason="needs .venv-train (transformers): make setup")
 @pytest.mark.parametrize(
     ("source", "given"),
     [(QWEN, CONVERSATIONS), (CHATML, CONVERSATIONS), (QWEN_OBJECTS, objects(CONVERSATIONS))],
@@ -106,6 +107,15 @@ async def test_prompt_is_the_one_of_transformers(tmp_path: Path, source: str, gi
     expected = transformers_ids(folder, given)
     # Text arguments go in even where transformers was given objects: the bridge makes them objects itself.
     assert [await bridge_ids(tokenizer, *conversation) for conversation in CONVERSATIONS] == expected
+
+
+@pytest.mark.skipif(not TRANSFORMERS.exists(), reason="needs .venv-train (transformers): make setup")
+async def test_quick_starts_prompts_are_those_of_transformers(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, train_tokenizer(["The answer is 53.", "Add 4 and 17 <tool_call>"] * 9))
+    system = {"role": "system", "content": "Use the calculator."}
+    given = [([system, *messages], tools, variables) for messages, tools, variables in CONVERSATIONS[2:]]
+    tokenizer = load(tmp_path)
+    assert [await bridge_ids(tokenizer, *conversation) for conversation in given] == transformers_ids(tmp_path, given)
 
 
 async def test_special_tokens_in_text_are_special_and_none_is_added(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+from collections.abc import Awaitable
 from pathlib import Path
 
 import httpx
@@ -73,22 +74,26 @@ async def test_death_of_the_bridge_is_seen_and_its_restart_costs_only_time(tmp_p
         httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         with pytest.raises(httpx.RemoteProtocolError):
-            await read_while_ending(client, first, signal.SIGKILL)
+            await read_while_ending(client, first, signal.SIGKILL, policy.until(lambda: len(policy.asked) == 1))
         calling = asyncio.create_task(client.post(CHAT, json=BODY))  # finds nobody: Envoy tries again
         async with service("openai_bridge", "--gateway", gateway, *settings, listen=first.address) as second:
             await policy.until(lambda: len(policy.asked) == 2)
-            rest = await read_while_ending(client, second, signal.SIGTERM)
+            asked = policy.until(lambda: len(policy.asked) == 3)
+            rest = await read_while_ending(client, second, signal.SIGTERM, asked)
             last = rest.removesuffix(b"\n\n").split(b"\n\n")[-1]
             assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
             assert b"[DONE]" not in rest
             assert (await calling).json()["error"]["code"] == "shutting_down"
 
 
-async def read_while_ending(client: httpx.AsyncClient, bridge: Service, number: signal.Signals) -> bytes:
+async def read_while_ending(
+    client: httpx.AsyncClient, bridge: Service, number: signal.Signals, asked: Awaitable[None]
+) -> bytes:
     """What a stream still says when the bridge gets a signal after the first bytes."""
     async with client.stream("POST", CHAT, json={**BODY, "stream": True}) as answer:
         parts = answer.aiter_raw()
         assert await anext(parts) == b": keep-alive\n\n"
+        await asked
         await bridge.end(number)
         return b"".join([part async for part in parts])
 
