@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from whippletree.errors import ShuttingDownError
 
 T = TypeVar("T")
-WRITING = 5.0
+WRITING = 2.0
 """Seconds for the last answers to be written after the cut."""
 
 

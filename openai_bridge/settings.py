@@ -30,7 +30,7 @@ class DeliverySettings(Section):
     """Calls waiting to be reported at most; beyond it they stay unreported."""
     patience: float = 120.0
     """Seconds for which an unavailable gateway is told again."""
-    flush: float = 10.0
+    flush: float = 3.0
     """Seconds at most for what is left when the bridge stops."""
 
 
@@ -47,8 +47,8 @@ class BridgeSettings(ServiceSettings):
     """DEBUG, INFO, WARNING or ERROR."""
     models_age: float = 5.0
     """Seconds for which the gateway's list of models is believed."""
-    grace: float = 30.0
-    """Seconds that calls in flight get when the bridge stops."""
+    grace: float = 4.0
+    """Seconds that calls in flight get when the bridge stops. Kill it no sooner than grace + 2 + delivery.flush."""
     generation: GenerationSettings = GenerationSettings()
     stream: StreamSettings = StreamSettings()
     delivery: DeliverySettings = DeliverySettings()

@@ -4,6 +4,7 @@ Tests set `front.policy.reply`; `front` is as new for every test, the processes 
 """
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ class Front:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def running_front(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
     """Started once."""
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))  # Envoy inherits it
     folder: Path = tmp_path_factory.mktemp("front")
     policy = FakePolicy(tokenizer_path=write_chat_model(folder / "model"), reply=says_hi)
     async with (
