@@ -33,10 +33,20 @@ from whippletree.errors import InternalError, NotFoundError
 
 _BASIC = [column for column in calls.c if column.name not in ("response", "logprobs", "suffix", "digest", "parent")]
 _TOKENS = [calls.c.response, calls.c.logprobs, calls.c.suffix]
-_RECORDED = select(
-    calls.c.sequence, calls.c.call_id, calls.c.prompt_count, calls.c.response_count, calls.c.digest
-).where(calls.c.rollout == bindparam("rollout"), calls.c.attempt == bindparam("attempt"))
+_LONGEST = (
+    select(calls.c.sequence, calls.c.call_id, calls.c.length, calls.c.digest)
+    .where(calls.c.rollout == bindparam("rollout"), calls.c.attempt == bindparam("attempt"))
+    .where(calls.c.length <= bindparam("most"))
+    .order_by(calls.c.length.desc(), calls.c.sequence.desc())
+    .limit(bindparam("size"))
+    .offset(bindparam("offset"))
+)
+_INSERT, _INSERT_EVENT = insert(calls), insert(events)
 _CHAIN = select(calls.c.parent, calls.c.shared, calls.c.suffix, calls.c.response)
+
+
+FIRST_LOOK = 8
+"""Calls that are looked at first for a prompt's parent; a dialogue continues its longest call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +60,17 @@ class Draft:
     sampled: Sampled
 
 
-def recorded(connection: Connection, rollout: int, attempt: int) -> list[prefix.Sequence]:
-    """What `prefix.longest` needs to know of the attempt's calls."""
-    return [
-        prefix.Sequence(key=row[0], call_id=row[1], length=row[2] + row[3], digest=row[4])
-        for row in connection.execute(_RECORDED, {"rollout": rollout, "attempt": attempt})
-    ]
+def parent(connection: Connection, rollout: int, attempt: int, prompt: bytes) -> prefix.Match:
+    """Which call of the attempt the prompt continues. Calls are looked at from the longest on, a few at first."""
+    keys, offset, size = {"rollout": rollout, "attempt": attempt, "most": len(prompt) // 4}, 0, FIRST_LOOK
+    while True:
+        rows = connection.execute(_LONGEST, keys | {"size": size, "offset": offset}).all()
+        match = prefix.longest(
+            prompt, [prefix.Sequence(key=r[0], call_id=r[1], length=r[2], digest=r[3]) for r in rows]
+        )
+        if match.parent is not None or len(rows) < size:
+            return match
+        offset, size = offset + size, 8 * size
 
 
 def record(tx: Transaction, draft: Draft) -> Event:
@@ -72,25 +87,26 @@ def record(tx: Transaction, draft: Draft) -> Event:
         "may_ignore": False,
     }
     event |= {"kind": "call", "label": "", "call_id": draft.call_id, "value": None, "body": b""}
-    inserted = tx.connection.execute(insert(events), event).inserted_primary_key
+    inserted = tx.connection.execute(_INSERT_EVENT, event).inserted_primary_key
     assert inserted is not None
     sequence: int = inserted[0]
-    parent = draft.match.parent
+    found = draft.match.parent
     call = ModelCall(
         call_id=draft.call_id,
         head=draft.head,
         prompt_count=len(ask.prompt) // 4,
         response_count=sampled.count,
-        parent_call_id=parent.call_id if parent else "",
+        parent_call_id=found.call_id if found else "",
         shared=draft.match.shared,
         delivered=False,
         suffix=ask.prompt[4 * draft.match.shared :],
         response=sampled.response,
         logprobs=sampled.logprobs,
     )
+    keys: dict[str, Any] = {"sequence": sequence, "rollout": rollout.ordinal, "attempt": ask.attempt}
+    keys["parent"] = found.key if found else None
     digest = prefix.digest(ask.prompt, sampled.response)
-    keys = {"sequence": sequence, "rollout": rollout.ordinal, "attempt": ask.attempt, "digest": digest}
-    tx.connection.execute(insert(calls), _row(call) | keys | {"parent": parent.key if parent else None})
+    tx.connection.execute(_INSERT, _row(call) | keys | {"digest": digest})
     requests.remember(tx, ask.once, orjson.dumps(sequence))
     return Event(rollout_id=ask.rollout_id, sequence=sequence, attempt=ask.attempt, create_time=tx.now, payload=call)
 
@@ -168,6 +184,7 @@ def _row(call: ModelCall) -> dict[str, Any]:
         "call_id": call.call_id,
         "prompt_count": call.prompt_count,
         "response_count": call.response_count,
+        "length": call.prompt_count + call.response_count,
         "parent_call_id": call.parent_call_id,
         "shared": call.shared,
         "delivered": call.delivered,

@@ -232,5 +232,5 @@ def _look(connection: Connection, ask: Ask) -> _Seen:
         return _Seen(earlier=event, run_id=RunId(""), match=prefix.Match(parent=None, shared=0))
     rollout = rollouts.get(connection, ask.rollout_id)
     rollout_state.check_writable(rollout.status, ask.attempt, f"rollouts/{ask.rollout_id}")
-    match = prefix.longest(ask.prompt, calls.recorded(connection, rollout.ordinal, ask.attempt))
+    match = calls.parent(connection, rollout.ordinal, ask.attempt, ask.prompt)
     return _Seen(earlier=None, run_id=rollout.spec.run_id, match=match)

@@ -7,7 +7,7 @@ from.
 from datetime import timedelta
 
 import orjson
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from gateway_svc.schema import requests
 from gateway_svc.store import Transaction
@@ -16,13 +16,15 @@ from whippletree.errors import RequestIdReusedError
 
 KEPT = Micros(timedelta(hours=24) // timedelta(microseconds=1))
 
+_INSERT = insert(requests)
+_BY_ID = select(requests.c.method, requests.c.digest, requests.c.answer).where(requests.c.request_id == bindparam("id"))
+
 
 def first_answer(connection: Connection, once: Once | None) -> bytes | None:
     """What was remembered for this request; None = it is new. Raises RequestIdReusedError."""
     if once is None:
         return None
-    query = select(requests.c.method, requests.c.digest, requests.c.answer)
-    row = connection.execute(query.where(requests.c.request_id == once.request_id)).first()
+    row = connection.execute(_BY_ID, {"id": once.request_id}).first()
     if row is None:
         return None
     if row.method != once.method or row.digest != once.digest:
@@ -35,7 +37,7 @@ def remember(tx: Transaction, once: Once | None, answer: bytes) -> None:
     """Store the answer in the transaction of its effect."""
     if once is not None:
         tx.connection.execute(
-            insert(requests),
+            _INSERT,
             {
                 "request_id": once.request_id,
                 "method": once.method,

@@ -132,4 +132,6 @@ def _target(outcome: Outcome) -> RolloutState:
 
 
 def _wrong(status: RolloutStatus, to: RolloutState) -> WrongStateError:
-    return WrongStateError(f"a {status.state} rollout cannot become {to}", from_state=status.state, to_state=to)
+    error = WrongStateError(f"a {status.state} rollout cannot become {to}")
+    error.metadata = {"from": status.state, "to": to}
+    return error

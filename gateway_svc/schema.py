@@ -107,6 +107,7 @@ calls = Table(
     Column("attempt", Integer, nullable=False),
     Column("prompt_count", Integer, nullable=False),
     Column("response_count", Integer, nullable=False),
+    Column("length", Integer, nullable=False),
     Column("digest", LargeBinary, nullable=False),
     Column("parent", Integer),
     Column("parent_call_id", Text, nullable=False),
@@ -116,10 +117,10 @@ calls = Table(
     Column("response", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
     Column("suffix", LargeBinary, nullable=False),
-    Index("ix_calls_rollout_attempt", "rollout", "attempt"),
+    Index("ix_calls_rollout_attempt_length", "rollout", "attempt", "length"),
 )
-"""The prompt is the first `shared` tokens of the parent's prompt + response, then `suffix`; `digest` is BLAKE2b-128 of
-prompt + response. `head` is JSON of everything that is neither tokens nor searched for."""
+"""The prompt is the first `shared` tokens of the parent's prompt + response, then `suffix`; `length` and `digest`
+(BLAKE2b, 128 bits) are those of prompt + response. `head` is JSON of everything else that is not searched for."""
 
 requests = Table(
     "requests",

@@ -68,7 +68,7 @@ class RequestIdReusedError(WhippletreeError):
 
 
 class WrongStateError(WhippletreeError):
-    """The state machine has no such transition; `from_state=`, `to_state=`."""
+    """The state machine has no such transition; metadata `from`, `to`."""
 
     reason = "WRONG_STATE"
     code = grpc.StatusCode.FAILED_PRECONDITION

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from whippletree.v1 import attempt_pb2, event_pb2, inference_pb2, model_call_pb2, rollout_pb2
 
+from gateway_svc.calls import FIRST_LOOK
 from tests.fakes.engine import Failure, FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway, packed, refused, running_gateway
 from whippletree.errors import (
@@ -83,6 +84,14 @@ async def test_a_call_stores_only_what_its_prompt_adds(ready: RunningGateway, en
     basic = await ready.list_events("a", event_pb2.EVENT_VIEW_BASIC)
     assert all(not event.model_call.prompt_token_ids for event in basic)
     assert not basic[0].model_call.HasField("packed")
+
+
+async def test_a_parent_is_found_behind_many_longer_calls(ready: RunningGateway) -> None:
+    first = await ready.generate("a", [1])
+    for number in range(2 * FIRST_LOOK):
+        await ready.generate("a", [9, number] * 10)
+    later = await ready.generate("a", [1, 5, 6, 7] + [2] * 30)
+    assert (later.call.parent_call_id, later.call.shared_token_count) == (first.call.call_id, 4)
 
 
 async def test_another_attempt_shares_no_prefix(ready: RunningGateway) -> None:

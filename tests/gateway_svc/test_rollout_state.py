@@ -34,8 +34,9 @@ def test_a_second_attempt_keeps_the_first_start_time() -> None:
 
 @pytest.mark.parametrize("status", [RUNNING, SUCCEEDED, FAILED, CANCELLED])
 def test_only_a_queued_rollout_starts(status: RolloutStatus) -> None:
-    with pytest.raises(WrongStateError):
+    with pytest.raises(WrongStateError) as caught:
         rollout_state.start(status, now=NOW)
+    assert caught.value.metadata == {"from": str(status.state), "to": "running"}
 
 
 @pytest.mark.parametrize(

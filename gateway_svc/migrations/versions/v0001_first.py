@@ -29,6 +29,7 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("prompt_count", sa.Integer(), nullable=False),
         sa.Column("response_count", sa.Integer(), nullable=False),
+        sa.Column("length", sa.Integer(), nullable=False),
         sa.Column("digest", sa.LargeBinary(), nullable=False),
         sa.Column("parent", sa.Integer(), nullable=True),
         sa.Column("parent_call_id", sa.Text(), nullable=False),
@@ -41,7 +42,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sequence"),
         sa.UniqueConstraint("call_id", name=op.f("uq_calls_call_id")),
     )
-    op.create_index("ix_calls_rollout_attempt", "calls", ["rollout", "attempt"], unique=False)
+    op.create_index("ix_calls_rollout_attempt_length", "calls", ["rollout", "attempt", "length"], unique=False)
     op.create_table(
         "events",
         sa.Column("sequence", sa.Integer(), nullable=False),
