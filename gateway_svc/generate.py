@@ -170,8 +170,8 @@ class Generator:
             address = ""
             try:
                 address = self._pool.pick(model, avoid, ask.rollout_id)
-                await self._pool.ready(model, address)
                 with self._pool.using(address):
+                    await self._pool.ready(model, address)
                     rid = call_id if number == 0 else f"{call_id}r{number}"
                     body = await self._client.generate(address, rid, ask.prompt, used.sampling)
                 return address, accept(body, model)

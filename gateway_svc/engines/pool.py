@@ -41,7 +41,7 @@ class Pool:
 
     @contextmanager
     def using(self, address: str) -> Iterator[None]:
-        """Count a generation at an engine."""
+        """Count a generation at an engine, from the moment that the engine was picked."""
         self._in_flight[address] += 1
         try:
             yield
