@@ -93,6 +93,12 @@ class System:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
+    async def close(self) -> None:
+        """Wait for the engine no longer; the supervisor stops it."""
+        if self._engine is not None:
+            self._engine.cancel()
+            await asyncio.gather(self._engine, return_exceptions=True)
+
     async def _register(self) -> None:
         async with open_client(f"{plan.HOST}:{self.layout.ports.gateway}", patience=30.0) as client:
             await client.register_model(plan.model(self.layout))
@@ -118,9 +124,7 @@ async def system(options: Options, report: Report) -> AsyncIterator[System]:
                 try:
                     yield running
                 finally:
-                    if running._engine is not None:
-                        running._engine.cancel()
-                        await asyncio.gather(running._engine, return_exceptions=True)
+                    await running.close()
         except PortTakenError as error:
             raise UserError(str(error)) from error
         except PartError as error:
