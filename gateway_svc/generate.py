@@ -17,7 +17,7 @@ from gateway_svc import calls, prefix, requests, rollout_state, rollouts, sampli
 from gateway_svc.catalog import Catalog
 from gateway_svc.engines import answer
 from gateway_svc.engines.pool import Pool
-from gateway_svc.engines.sglang import EngineError, Sglang
+from gateway_svc.engines.sglang import RESERVED, EngineError, Sglang
 from gateway_svc.phase import Gates
 from gateway_svc.store import Store
 from gateway_svc.types import (
@@ -211,8 +211,8 @@ def check_prompt(prompt: bytes, model: Model) -> int:
         text = f"token {token} lies outside [0, {model.vocabulary_size})"
         raise TokenOutOfVocabularyError(text, token=token, vocabulary_size=model.vocabulary_size)
     room = model.context_length - len(ids)
-    if room < 1:
-        text = f"the prompt has {len(ids)} tokens, the model's context {model.context_length}, and nothing is left"
+    if room < RESERVED:
+        text = f"the prompt has {len(ids)} tokens: too few of the model's context of {model.context_length} are left"
         raise ContextLengthExceededError(text, prompt_tokens=len(ids), context_length=model.context_length)
     return room
 

@@ -20,6 +20,10 @@ ABORT_TIMEOUT = 5.0
 """Seconds for telling an engine that nobody waits any more; it also delays a stop of the gateway."""
 
 
+RESERVED = 7
+"""SGLang refuses a prompt that leaves fewer tokens of the context."""
+
+
 class EngineError(Exception):
     """An engine gave no good answer; `refused` = it will not whatever is tried."""
 

@@ -152,8 +152,9 @@ async def test_a_caller_that_goes_away_ends_the_generation(
         ([1024], TokenOutOfVocabularyError, {"token": "1024", "vocabulary_size": "1024"}),
         ([-1], TokenOutOfVocabularyError, {"token": "-1", "vocabulary_size": "1024"}),
         ([1] * 2048, ContextLengthExceededError, {"prompt_tokens": "2048", "context_length": "2048"}),
+        ([1] * 2042, ContextLengthExceededError, {"prompt_tokens": "2042", "context_length": "2048"}),
     ],
-    ids=["empty", "above", "below", "long"],
+    ids=["empty", "above", "below", "long", "just too long"],
 )
 async def test_a_prompt_that_cannot_be_sampled_never_reaches_the_engine(
     ready: RunningGateway,
