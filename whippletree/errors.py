@@ -13,6 +13,10 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 DOMAIN = "whippletree"
+MESSAGE_LIMIT = 1000
+"""Bytes of a message: it travels in HTTP headers, percent-encoded, and peers refuse headers above 8 KiB."""
+FACT_LIMIT = 300
+"""Bytes of one fact of the metadata."""
 
 
 class WhippletreeError(Exception):
@@ -22,10 +26,10 @@ class WhippletreeError(Exception):
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
 
     def __init__(self, message: str, *, retry_after: float | None = None, **metadata: object) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = clipped(message, MESSAGE_LIMIT)
+        super().__init__(self.message)
         self.retry_after = retry_after
-        self.metadata: Mapping[str, str] = {key: str(value) for key, value in metadata.items()}
+        self.metadata: Mapping[str, str] = {key: clipped(str(value), FACT_LIMIT) for key, value in metadata.items()}
 
     def to_status(self) -> status_pb2.Status:
         """google.rpc.Status with exactly one ErrorInfo, and RetryInfo where `retry_after` (seconds) is known."""
@@ -37,6 +41,12 @@ class WhippletreeError(Exception):
             delay.FromMilliseconds(int(self.retry_after * 1000))
             status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
         return status
+
+
+def clipped(text: str, limit: int) -> str:
+    """`text`, or its beginning and an ellipsis: at most `limit` bytes of UTF-8."""
+    data = text.encode(errors="replace")
+    return text if len(data) <= limit else data[: limit - 3].decode(errors="ignore") + "…"
 
 
 class InvalidFieldError(WhippletreeError):

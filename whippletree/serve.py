@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
 from whippletree.channel import MESSAGE_LIMIT
-from whippletree.errors import InternalError, WhippletreeError
+from whippletree.errors import InternalError, InvalidFieldError, WhippletreeError
 from whippletree.log import ROLLOUT
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
+    # By default requests with more than 8 KiB of headers are refused, some with 429; Envoy decides, at 60 KiB.
+    ("grpc.max_metadata_size", 128 << 10),
+    ("grpc.absolute_max_metadata_size", 256 << 10),
     # Envoy and our channels ping every 30 s; by default the server answers too_many_pings and kills calls in flight.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -45,6 +49,11 @@ class Service:
     register: Callable[[grpc.aio.Server], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Undecodable:
+    """Stands for a request whose bytes are no message: text that is not UTF-8, nesting that is too deep."""
+
+
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns WhippletreeError into google.rpc.Status, and anything unforeseen into INTERNAL without its text."""
 
@@ -59,21 +68,39 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
                 _unary(handler.unary_unary, handler_call_details.method),
-                handler.request_deserializer,
+                _decoder(handler.request_deserializer),
                 handler.response_serializer,
             )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
                 _stream(handler.unary_stream, handler_call_details.method),
-                handler.request_deserializer,
+                _decoder(handler.request_deserializer),
                 handler.response_serializer,
             )
         return handler
 
 
+def _decoder(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Bytes -> message or `_Undecodable`: what is raised in a deserializer is told with the exception's text."""
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except DecodeError:
+            return _Undecodable()
+
+    return decoded
+
+
+def _check_decoded(request: Any) -> None:
+    if isinstance(request, _Undecodable):
+        raise InvalidFieldError("the request cannot be decoded: text that is not UTF-8, or nesting that is too deep")
+
+
 def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
+            _check_decoded(request)
             return await method(request, context)
         except WhippletreeError as error:
             await context.abort_with_status(rpc_status.to_status(error.to_status()))
@@ -89,6 +116,7 @@ def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Aw
 def _stream(method: Callable[..., AsyncIterator[Any]], name: str) -> Callable[..., AsyncIterator[Any]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
+            _check_decoded(request)
             async for message in method(request, context):
                 yield message
         except WhippletreeError as error:
