@@ -1,5 +1,7 @@
 """Protobuf <-> the bridge's types."""
 
+import re
+
 from google.api import httpbody_pb2
 from whippletree.v1 import bridge_pb2, inference_pb2, model_call_pb2, model_pb2
 
@@ -8,6 +10,9 @@ from whippletree.errors import InvalidFieldError
 from whippletree.tokens import unpack_floats, unpack_ids
 
 PathRequest = bridge_pb2.ChatCompletionsRequest | bridge_pb2.ListOpenAIModelsRequest | bridge_pb2.GetOpenAIModelRequest
+
+_ROLLOUT = re.compile(r"[a-z0-9-]{1,48}")
+_ATTEMPT = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
 
 FINISH = {
     model_call_pb2.FINISH_REASON_STOP: Finish.STOP,
@@ -19,8 +24,10 @@ MODES = {Mode.TRAIN: model_call_pb2.CALL_MODE_TRAIN, Mode.EVAL: model_call_pb2.C
 
 
 def caller(request: PathRequest) -> Caller:
-    """Who calls, from the path. InvalidFieldError where an attempt is no number or a mode is unknown."""
-    if not (request.attempt.isascii() and request.attempt.isdecimal() and 0 < int(request.attempt[:10]) < 2**31):
+    """Who calls, from the path. InvalidFieldError where a rollout or attempt has no such form or a mode is unknown."""
+    if not _ROLLOUT.fullmatch(request.rollout):  # it becomes gRPC metadata, which takes less than a path does
+        raise InvalidFieldError(f"Invalid rollout {request.rollout[:100]!r} in the path.", field="rollout")
+    if not _ATTEMPT.fullmatch(request.attempt):
         raise InvalidFieldError(f"Invalid attempt '{request.attempt}' in the path: a number from 1.", field="attempt")
     if request.mode not in set(Mode):
         raise InvalidFieldError(f"Invalid mode '{request.mode}' in the path: train or eval.", field="mode")

@@ -156,7 +156,9 @@ def _message(message: _Message, place: str) -> Message:
         content=_text(message.content, f"{place}.content"),
         reasoning=message.reasoning,
         name=message.name,
-        tool_calls=tuple(_tool_call(call) for call in message.tool_calls or ()),
+        tool_calls=tuple(
+            _tool_call(call, f"{place}.tool_calls.{index}") for index, call in enumerate(message.tool_calls or ())
+        ),
         tool_call_id=message.tool_call_id,
     )
 
@@ -182,10 +184,14 @@ def _part(part: Any, place: str) -> str:
     return text
 
 
-def _tool_call(call: _ToolCall) -> ToolCall:
+def _tool_call(call: _ToolCall, place: str) -> ToolCall:
     arguments = call.function.arguments
     if arguments is None:
         arguments = "{}"
     elif not isinstance(arguments, str | Mapping):
-        arguments = orjson.dumps(arguments).decode()
+        try:
+            arguments = orjson.dumps(arguments).decode()
+        except orjson.JSONEncodeError:
+            field = f"{place}.function.arguments"
+            raise InvalidFieldError(f"Invalid '{field}': nested too deep.", field=field) from None
     return ToolCall(id=call.id or "", name=call.function.name, arguments=arguments)

@@ -89,6 +89,16 @@ def test_tool_arguments_are_kept_as_they_came(given: Any, kept: Any) -> None:
     assert understood(messages=[message]).messages[0].tool_calls[0].arguments == kept
 
 
+def test_tool_arguments_that_cannot_be_written_again_are_refused() -> None:
+    nested: Any = 1
+    for _ in range(900):
+        nested = [nested]
+    message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": nested}}]}
+    with pytest.raises(InvalidFieldError) as caught:
+        understood(messages=[message])
+    assert caught.value.metadata["field"] == "messages.0.tool_calls.0.function.arguments"
+
+
 def test_the_newer_limit_wins() -> None:
     assert understood(max_tokens=5).sampling.max_tokens == 5
     assert understood(max_tokens=5, max_completion_tokens=8).sampling.max_tokens == 8
