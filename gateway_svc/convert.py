@@ -31,6 +31,8 @@ from gateway_svc.types import (
 from whippletree.errors import InvalidFieldError
 
 MAX_HOLD = Micros(timedelta(minutes=10) // timedelta(microseconds=1))
+LONGEST = 315_576_000_000
+"""Seconds of the longest valid Duration."""
 MAX_ATTEMPTS, MOST_ATTEMPTS = 3, 20
 
 STATES = {
@@ -94,6 +96,13 @@ def duration(micros: Micros) -> Duration:
     return made
 
 
+def span(asked: Duration, field: str) -> Micros:
+    """Duration -> microseconds. Raises InvalidFieldError where it is negative, or none by the rules of its type."""
+    if not (0 <= asked.seconds <= LONGEST and 0 <= asked.nanos < 1_000_000_000):
+        raise InvalidFieldError(f"{field} is negative or longer than 10,000 years", field=field)
+    return Micros(asked.ToMicroseconds())
+
+
 def state(value: rollout_pb2.RolloutState.ValueType, field: str = "state") -> RolloutState:
     """A known state."""
     if value not in _STATES:
@@ -124,6 +133,7 @@ def spec(request: rollout_pb2.CreateRolloutRequest) -> RolloutSpec:
     if not 1 <= attempts <= MOST_ATTEMPTS:
         text = f"rollout.runner.max_attempts {attempts} lies outside [1, {MOST_ATTEMPTS}]"
         raise InvalidFieldError(text, field="rollout.runner.max_attempts")
+    _check_runner(rollout.runner)
     if len(rollout.group_id) > 128:
         raise InvalidFieldError("rollout.group_id is longer than 128 characters", field="rollout.group_id")
     return RolloutSpec(
@@ -136,6 +146,18 @@ def spec(request: rollout_pb2.CreateRolloutRequest) -> RolloutSpec:
         metadata=rollout.metadata.SerializeToString(deterministic=True),
         max_attempts=attempts,
     )
+
+
+def _check_runner(runner: rollout_pb2.Runner) -> None:
+    """Raise InvalidFieldError for what no controller can carry out."""
+    span(runner.timeout, "rollout.runner.timeout")
+    match runner.WhichOneof("backend"):
+        case "local_command" if not runner.local_command.command or not runner.local_command.command[0]:
+            field = "rollout.runner.local_command.command"
+            raise InvalidFieldError(f"{field} names no program", field=field)
+        case "python_program" if not runner.python_program.path.startswith("/"):
+            field = "rollout.runner.python_program.path"
+            raise InvalidFieldError(f"{field} is no absolute path", field=field)
 
 
 def rollout_to_pb(rollout: Rollout) -> rollout_pb2.Rollout:
@@ -177,9 +199,7 @@ def attempt_to_pb(attempt: Attempt) -> attempt_pb2.Attempt:
 
 def run_from_pb(request: run_pb2.CreateRunRequest) -> Run:
     """A run to be made."""
-    hold = Micros(request.run.max_hold.ToMicroseconds()) if request.run.HasField("max_hold") else MAX_HOLD
-    if hold < 0:
-        raise InvalidFieldError("run.max_hold is negative", field="run.max_hold")
+    hold = span(request.run.max_hold, "run.max_hold") if request.run.HasField("max_hold") else MAX_HOLD
     return Run(
         run_id=names.run_id(request.run_id),
         policy=names.model(request.run.policy, "run.policy"),

@@ -37,6 +37,8 @@ def payload(request: event_pb2.AppendEventRequest) -> Reward | Note | Log:
     match request.WhichOneof("payload"):
         case "reward":
             reward = request.reward
+            if not reward.HasField("value"):
+                raise InvalidFieldError("reward.value is missing", field="reward.value")
             return Reward(value=reward.value, source=reward.source or "agent", call_id=reward.call_id)
         case "note":
             return Note(type=request.note.type, data=request.note.data.SerializeToString(deterministic=True))

@@ -72,6 +72,15 @@ async def test_a_reward_that_is_no_number_is_refused(running: RunningGateway, va
     assert not await running.list_events("a")
 
 
+async def test_a_reward_without_a_value_is_refused_and_zero_is_one(running: RunningGateway) -> None:
+    missing = reward()
+    missing.reward.ClearField("value")
+    async with refused(InvalidFieldError):
+        await running.events.AppendEvent(missing)
+    await running.events.AppendEvent(reward(0.0))
+    assert [event.reward.value for event in await running.list_events("a")] == [0.0]
+
+
 @pytest.mark.parametrize("attempt", [0, 2])
 async def test_another_attempt_may_not_write(running: RunningGateway, attempt: int) -> None:
     async with refused(StaleAttemptError):

@@ -4,6 +4,7 @@ import uuid
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from whippletree.v1 import attempt_pb2, rollout_pb2
 from whippletree.v1.attempt_pb2_grpc import AttemptServiceStub
 
@@ -49,6 +50,26 @@ async def test_creating_the_same_again_gives_what_is_stored(gateway: RunningGate
     assert (first.existed, second.existed, first.rollout) == (False, True, second.rollout)
     async with refused(AlreadyExistsError):
         await gateway.rollouts.CreateRollout(wanted("a", "2 + 2"))
+
+
+@pytest.mark.parametrize(
+    ("runner", "field"),
+    [
+        (rollout_pb2.Runner(timeout=Duration(seconds=-5)), "timeout"),
+        (rollout_pb2.Runner(timeout=Duration(nanos=-1)), "timeout"),
+        (rollout_pb2.Runner(timeout=Duration(seconds=2**62)), "timeout"),
+        (rollout_pb2.Runner(local_command=rollout_pb2.LocalCommand()), "local_command.command"),
+        (rollout_pb2.Runner(python_program=rollout_pb2.PythonProgram(path="agent.py")), "python_program.path"),
+    ],
+)
+async def test_what_no_controller_can_carry_out_is_refused_at_once(
+    gateway: RunningGateway, runner: rollout_pb2.Runner, field: str
+) -> None:
+    asked = wanted("a")
+    asked.rollout.runner.CopyFrom(runner)
+    async with refused(InvalidFieldError) as errors:
+        await gateway.rollouts.CreateRollout(asked)
+    assert errors[0].metadata["field"] == f"rollout.runner.{field}"
 
 
 async def test_a_batch_is_created_whole_or_not_at_all(gateway: RunningGateway) -> None:

@@ -28,7 +28,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from whippletree.v1 import model_call_pb2 as whippletree_dot_v1_dot_model__call__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awhippletree/v1/event.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fwhippletree/v1/model_call.proto\"\xad\x02\n\x05\x45vent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\nmodel_call\x18\x05 \x01(\x0b\x32\x19.whippletree.v1.ModelCallH\x00\x12(\n\x06reward\x18\x06 \x01(\x0b\x32\x16.whippletree.v1.RewardH\x00\x12$\n\x04note\x18\x07 \x01(\x0b\x32\x14.whippletree.v1.NoteH\x00\x12\"\n\x03log\x18\x08 \x01(\x0b\x32\x13.whippletree.v1.LogH\x00\x12\x12\n\nmay_ignore\x18\t \x01(\x08\x42\t\n\x07payload\"8\n\x06Reward\x12\r\n\x05value\x18\x01 \x01(\x01\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\t\";\n\x04Note\x12\x0c\n\x04type\x18\x01 \x01(\t\x12%\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"#\n\x03Log\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xdc\x01\n\x12\x41ppendEventRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12(\n\x06reward\x18\x03 \x01(\x0b\x32\x16.whippletree.v1.RewardH\x00\x12$\n\x04note\x18\x04 \x01(\x0b\x32\x14.whippletree.v1.NoteH\x00\x12\"\n\x03log\x18\x05 \x01(\x0b\x32\x13.whippletree.v1.LogH\x00\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\nmay_ignore\x18\x07 \x01(\x08\x42\t\n\x07payload\";\n\x13\x41ppendEventResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Event\"\x84\x01\n\x11ListEventsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\'\n\x04view\x18\x04 \x01(\x0e\x32\x19.whippletree.v1.EventView\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x05\"T\n\x12ListEventsResponse\x12%\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x15.whippletree.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"&\n\x13\x45xportEventsRequest\x12\x0f\n\x07parents\x18\x01 \x03(\t\"M\n\x14\x45xportEventsResponse\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12$\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x15.whippletree.v1.Event*i\n\tEventView\x12\x1a\n\x16\x45VENT_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45VENT_VIEW_BASIC\x10\x01\x12\x13\n\x0f\x45VENT_VIEW_FULL\x10\x02\x12\x15\n\x11\x45VENT_VIEW_PACKED\x10\x03\x32\x80\x03\n\x0c\x45ventService\x12\x94\x01\n\x0b\x41ppendEvent\x12\".whippletree.v1.AppendEventRequest\x1a#.whippletree.v1.AppendEventResponse\"<\x82\xd3\xe4\x93\x02\x36\"1/api/{parent=rollouts/*}/attempt/{attempt}/events:\x01*\x12|\n\nListEvents\x12!.whippletree.v1.ListEventsRequest\x1a\".whippletree.v1.ListEventsResponse\"\'\x82\xd3\xe4\x93\x02!\x12\x1f/api/{parent=rollouts/*}/events\x12[\n\x0c\x45xportEvents\x12#.whippletree.v1.ExportEventsRequest\x1a$.whippletree.v1.ExportEventsResponse0\x01\x42]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awhippletree/v1/event.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fwhippletree/v1/model_call.proto\"\xad\x02\n\x05\x45vent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\nmodel_call\x18\x05 \x01(\x0b\x32\x19.whippletree.v1.ModelCallH\x00\x12(\n\x06reward\x18\x06 \x01(\x0b\x32\x16.whippletree.v1.RewardH\x00\x12$\n\x04note\x18\x07 \x01(\x0b\x32\x14.whippletree.v1.NoteH\x00\x12\"\n\x03log\x18\x08 \x01(\x0b\x32\x13.whippletree.v1.LogH\x00\x12\x12\n\nmay_ignore\x18\t \x01(\x08\x42\t\n\x07payload\"G\n\x06Reward\x12\x12\n\x05value\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\tB\x08\n\x06_value\";\n\x04Note\x12\x0c\n\x04type\x18\x01 \x01(\t\x12%\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"#\n\x03Log\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xdc\x01\n\x12\x41ppendEventRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12(\n\x06reward\x18\x03 \x01(\x0b\x32\x16.whippletree.v1.RewardH\x00\x12$\n\x04note\x18\x04 \x01(\x0b\x32\x14.whippletree.v1.NoteH\x00\x12\"\n\x03log\x18\x05 \x01(\x0b\x32\x13.whippletree.v1.LogH\x00\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\nmay_ignore\x18\x07 \x01(\x08\x42\t\n\x07payload\";\n\x13\x41ppendEventResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Event\"\x84\x01\n\x11ListEventsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\'\n\x04view\x18\x04 \x01(\x0e\x32\x19.whippletree.v1.EventView\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x05\"T\n\x12ListEventsResponse\x12%\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x15.whippletree.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"&\n\x13\x45xportEventsRequest\x12\x0f\n\x07parents\x18\x01 \x03(\t\"M\n\x14\x45xportEventsResponse\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12$\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x15.whippletree.v1.Event*i\n\tEventView\x12\x1a\n\x16\x45VENT_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45VENT_VIEW_BASIC\x10\x01\x12\x13\n\x0f\x45VENT_VIEW_FULL\x10\x02\x12\x15\n\x11\x45VENT_VIEW_PACKED\x10\x03\x32\x80\x03\n\x0c\x45ventService\x12\x94\x01\n\x0b\x41ppendEvent\x12\".whippletree.v1.AppendEventRequest\x1a#.whippletree.v1.AppendEventResponse\"<\x82\xd3\xe4\x93\x02\x36\"1/api/{parent=rollouts/*}/attempt/{attempt}/events:\x01*\x12|\n\nListEvents\x12!.whippletree.v1.ListEventsRequest\x1a\".whippletree.v1.ListEventsResponse\"\'\x82\xd3\xe4\x93\x02!\x12\x1f/api/{parent=rollouts/*}/events\x12[\n\x0c\x45xportEvents\x12#.whippletree.v1.ExportEventsRequest\x1a$.whippletree.v1.ExportEventsResponse0\x01\x42]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,28 +40,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVENTSERVICE'].methods_by_name['AppendEvent']._serialized_options = b'\202\323\344\223\0026\"1/api/{parent=rollouts/*}/attempt/{attempt}/events:\001*'
   _globals['_EVENTSERVICE'].methods_by_name['ListEvents']._loaded_options = None
   _globals['_EVENTSERVICE'].methods_by_name['ListEvents']._serialized_options = b'\202\323\344\223\002!\022\037/api/{parent=rollouts/*}/events'
-  _globals['_EVENTVIEW']._serialized_start=1256
-  _globals['_EVENTVIEW']._serialized_end=1361
+  _globals['_EVENTVIEW']._serialized_start=1271
+  _globals['_EVENTVIEW']._serialized_end=1376
   _globals['_EVENT']._serialized_start=173
   _globals['_EVENT']._serialized_end=474
   _globals['_REWARD']._serialized_start=476
-  _globals['_REWARD']._serialized_end=532
-  _globals['_NOTE']._serialized_start=534
-  _globals['_NOTE']._serialized_end=593
-  _globals['_LOG']._serialized_start=595
-  _globals['_LOG']._serialized_end=630
-  _globals['_APPENDEVENTREQUEST']._serialized_start=633
-  _globals['_APPENDEVENTREQUEST']._serialized_end=853
-  _globals['_APPENDEVENTRESPONSE']._serialized_start=855
-  _globals['_APPENDEVENTRESPONSE']._serialized_end=914
-  _globals['_LISTEVENTSREQUEST']._serialized_start=917
-  _globals['_LISTEVENTSREQUEST']._serialized_end=1049
-  _globals['_LISTEVENTSRESPONSE']._serialized_start=1051
-  _globals['_LISTEVENTSRESPONSE']._serialized_end=1135
-  _globals['_EXPORTEVENTSREQUEST']._serialized_start=1137
-  _globals['_EXPORTEVENTSREQUEST']._serialized_end=1175
-  _globals['_EXPORTEVENTSRESPONSE']._serialized_start=1177
-  _globals['_EXPORTEVENTSRESPONSE']._serialized_end=1254
-  _globals['_EVENTSERVICE']._serialized_start=1364
-  _globals['_EVENTSERVICE']._serialized_end=1748
+  _globals['_REWARD']._serialized_end=547
+  _globals['_NOTE']._serialized_start=549
+  _globals['_NOTE']._serialized_end=608
+  _globals['_LOG']._serialized_start=610
+  _globals['_LOG']._serialized_end=645
+  _globals['_APPENDEVENTREQUEST']._serialized_start=648
+  _globals['_APPENDEVENTREQUEST']._serialized_end=868
+  _globals['_APPENDEVENTRESPONSE']._serialized_start=870
+  _globals['_APPENDEVENTRESPONSE']._serialized_end=929
+  _globals['_LISTEVENTSREQUEST']._serialized_start=932
+  _globals['_LISTEVENTSREQUEST']._serialized_end=1064
+  _globals['_LISTEVENTSRESPONSE']._serialized_start=1066
+  _globals['_LISTEVENTSRESPONSE']._serialized_end=1150
+  _globals['_EXPORTEVENTSREQUEST']._serialized_start=1152
+  _globals['_EXPORTEVENTSREQUEST']._serialized_end=1190
+  _globals['_EXPORTEVENTSRESPONSE']._serialized_start=1192
+  _globals['_EXPORTEVENTSRESPONSE']._serialized_end=1269
+  _globals['_EVENTSERVICE']._serialized_start=1379
+  _globals['_EVENTSERVICE']._serialized_end=1763
 # @@protoc_insertion_point(module_scope)

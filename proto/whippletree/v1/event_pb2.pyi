@@ -126,7 +126,7 @@ class Reward(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     value: _builtins.float
-    """Finite."""
+    """Finite; must be there: JSON writers make `null` of NaN."""
     source: _builtins.str
     """Who says so; empty = "agent"."""
     call_id: _builtins.str
@@ -134,15 +134,17 @@ class Reward(_message.Message):
     def __init__(
         self,
         *,
-        value: _builtins.float = ...,
+        value: _builtins.float | None = ...,
         source: _builtins.str = ...,
         call_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "source", b"source", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "call_id", b"call_id", "source", b"source", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
 
 Global___Reward: _TypeAlias = Reward  # noqa: Y015
 
