@@ -20,8 +20,8 @@ from whippletree.settings import Section
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class RunSection(Section):
@@ -64,7 +64,7 @@ class AgentSection(Section):
     """Further arguments of `program`."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Added to the attempt's clean environment."""
-    timeout: Positive = 300.0
+    timeout: Annotated[float, Field(gt=0, le=1e9)] = 300.0
     """Longest time of one attempt, seconds."""
     max_attempts: Annotated[int, Field(ge=1, le=20)] = 3
     """Attempts at most when the infrastructure fails."""
@@ -106,7 +106,7 @@ class RlSection(Section):
     """The ratio is clipped below 1 - clip_low."""
     clip_high: NotNegative = 0.28
     """The ratio is clipped above 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Bounds the loss of negative advantages by dual_clip * |advantage|; absent = off."""
     clip_norm: NotNegative = 1.0
     """Gradient's largest L2 norm; 0 = no clipping."""
@@ -120,7 +120,7 @@ class RlSection(Section):
     """Optimizer steps a batch; whole rollouts are shared out among them."""
     missing: Missing = Missing.DROP
     """What becomes of a rollout that failed or has no reward."""
-    missing_value: float = 0.0
+    missing_value: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """Its reward under `value`."""
 
 
@@ -193,7 +193,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         config = Config.model_validate(data)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())

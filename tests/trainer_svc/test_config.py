@@ -59,6 +59,9 @@ def test_overrides_take_toml_values_and_bare_text(config_file: Path) -> None:
         ("evaluation.questions=3", r"data\.heldout: needed"),
         ("model.path=nowhere", r"model\.path: no such file"),
         ("run.name.x=1", "not in a section"),
+        ("rl.learning_rate=inf", r"rl\.learning_rate: Input should be a finite number"),
+        ("rl.clip_norm=nan", r"rl\.clip_norm: Input should be"),
+        ("agent.timeout=inf", r"agent\.timeout: Input should be less"),
     ],
 )
 def test_what_does_not_fit_is_named(config_file: Path, override: str, message: str) -> None:
@@ -69,9 +72,10 @@ def test_what_does_not_fit_is_named(config_file: Path, override: str, message: s
 def test_a_file_that_is_no_toml_or_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.toml: No such file"):
         load_config(tmp_path / "absent.toml")
-    (tmp_path / "broken.toml").write_text("[run\n")
-    with pytest.raises(ConfigError, match=r"broken\.toml: "):
-        load_config(tmp_path / "broken.toml")
+    for content in (b"[run\n", b"\xff\xfe"):
+        (tmp_path / "broken.toml").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"broken\.toml: "):
+            load_config(tmp_path / "broken.toml")
 
 
 def test_the_resolved_form_reads_back_as_the_same_configuration(config_file: Path, tmp_path: Path) -> None:

@@ -46,8 +46,13 @@ def test_the_model_is_registered_with_what_its_config_says(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        pytest.param({"vocab_size": 1}, "no whole number 'max_position_embeddings'", id="no context length"),
-        pytest.param({"max_position_embeddings": 1, "vocab_size": "1"}, "no whole number 'vocab_size'", id="no number"),
+        pytest.param({"vocab_size": 1}, "no positive whole number 'max_position_embeddings'", id="no context length"),
+        pytest.param(
+            {"max_position_embeddings": 1, "vocab_size": "1"}, "no positive whole number 'vocab_size'", id="no number"
+        ),
+        pytest.param({"vocab_size": True, "max_position_embeddings": 1}, "no positive whole number", id="truth"),
+        pytest.param({"vocab_size": -5, "max_position_embeddings": 1}, "no positive whole number", id="negative"),
+        pytest.param([], "no JSON object", id="list"),
     ],
 )
 def test_a_config_that_lacks_something_is_named(tmp_path: Path, config: object, message: str) -> None:

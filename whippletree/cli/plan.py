@@ -92,7 +92,7 @@ def envoy(layout: Layout, config: Path) -> Part:
         command=(ENVOY, *arguments(config=config, admin_file=admin_file)),
         ready=HttpHealth(address=_at(layout.ports.envoy_admin), path="/ready"),
         address=_at(layout.ports.envoy),
-        port_setting="--port",
+        port_setting=port_setting("envoy"),
     )
 
 
@@ -104,10 +104,15 @@ def engine(layout: Layout, command: tuple[str, ...], environment: Mapping[str, s
         environment=environment,
         ready=HttpHealth(address=_at(layout.ports.engine), path="/health"),
         address=_at(layout.ports.engine),
-        port_setting="--engine-port",
+        port_setting=port_setting("engine"),
         patience=600.0,
         grace=15.0,
     )
+
+
+def port_setting(name: str) -> str:
+    """The option that chooses a part's port."""
+    return "--port" if name == "envoy" else f"--{name}-port"
 
 
 def model(layout: Layout) -> Model:
@@ -125,14 +130,17 @@ def model(layout: Layout) -> Model:
 def read_model_config(model_dir: Path) -> Mapping[str, Any]:
     """config.json of a Hugging Face directory. UserError names `--model`."""
     try:
-        config: dict[str, Any] = json.loads((model_dir / "config.json").read_text())
+        config: object = json.loads((model_dir / "config.json").read_text())
     except OSError as error:
         raise UserError(f"--model {model_dir}: no config.json there ({error.strerror})") from error
     except ValueError as error:
         raise UserError(f"--model {model_dir}: config.json is not JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise UserError(f"--model {model_dir}: config.json is no JSON object")
     for key in ("max_position_embeddings", "vocab_size"):
-        if not isinstance(config.get(key), int):
-            raise UserError(f"--model {model_dir}: config.json has no whole number {key!r}")
+        value = config.get(key)
+        if type(value) is not int or value < 1:
+            raise UserError(f"--model {model_dir}: config.json has no positive whole number {key!r}")
     if not (model_dir / "tokenizer.json").is_file():
         raise UserError(f"--model {model_dir}: no tokenizer.json there")
     return config
@@ -164,7 +172,7 @@ def _service(
         environment={"PYTHONPATH": str(layout.root)},
         ready=GrpcHealth(address=_at(port)),
         address=_at(port),
-        port_setting=f"--{name}-port",
+        port_setting=port_setting(name),
         grace=grace,
     )
 

@@ -110,9 +110,8 @@ async def system(options: Options, report: Report) -> AsyncIterator[System]:
     plan.read_model_config(options.model_dir)
     if not options.engine_url and not TRAIN_PYTHON.exists():
         raise UserError(f"{TRAIN_PYTHON}: no environment for the engine; make it with `make setup`")
-    options.run_dir.mkdir(parents=True, exist_ok=True)
+    layout = choose(options)
     with _locked(options.run_dir):
-        layout = choose(options)
 
         def publish() -> None:
             endpoints.write(options.run_dir, plan.endpoints(layout, pid=os.getpid(), pids=supervisor.pids))
@@ -134,7 +133,7 @@ async def system(options: Options, report: Report) -> AsyncIterator[System]:
 
 
 def choose(options: Options) -> plan.Layout:
-    """Absolute paths and ports; a port of 0 becomes a free one."""
+    """Absolute paths and ports; a port of 0 becomes a free one. UserError where one that was chosen is taken."""
     wanted = {
         "envoy": options.port,
         "envoy_admin": 0,
@@ -143,6 +142,9 @@ def choose(options: Options) -> plan.Layout:
         "controller": options.controller_port,
         "engine": options.engine_port,
     }
+    for name, port in wanted.items():
+        if port and not ports.is_free(port):
+            raise UserError(f"{name}: port {port} is taken; choose another with {plan.port_setting(name)}")
     free = iter(ports.free_ports(len(wanted)))
     chosen = {name: port or next(free) for name, port in wanted.items()}
     return plan.Layout(
@@ -157,8 +159,13 @@ def choose(options: Options) -> plan.Layout:
 
 @contextlib.contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
-    """One system per folder. UserError names the folder."""
-    with (run_dir / "lock").open("a") as file:
+    """Make the folder; one system in each. UserError names it."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file = (run_dir / "lock").open("a")
+    except OSError as error:
+        raise UserError(f"--run-dir {run_dir}: cannot write there ({error.strerror})") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
