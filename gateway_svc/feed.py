@@ -1,7 +1,8 @@
 """The watch of rollouts: a snapshot, a bookmark, then changes as they are committed.
 
-In: commits, told by the store, and a place to begin. Out: rollouts by change number and bookmarks. The snapshot is
-the same query as the changes, from 0 on, so a watch that was cut inside its snapshot goes on where it was.
+In: commits, told by the store, and a place to begin. Out: rollouts and deletions by change number, and bookmarks. The
+snapshot is the same query as the changes, from 0 on, so a watch that was cut inside its snapshot goes on where it was.
+A watcher reads the store at its own pace, one page at a time: nothing is queued for it, however slow it is.
 """
 
 import asyncio
@@ -10,14 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway_svc import rollouts
+from gateway_svc.facts import Deleted
 from gateway_svc.rollouts import Filter
 from gateway_svc.store import Store
 from gateway_svc.types import Rollout
 from gateway_svc.wake import Wake
 from whippletree.errors import ShuttingDownError
 
-PAGE = 500
-"""Rollouts read at once."""
+PAGE = 100
+"""Rollouts read at once, which is all that a watcher holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +44,14 @@ class Feed:
         self._closed = True
         self._wake.fire()
 
-    async def watch(self, wanted: Filter, after: int) -> AsyncIterator[Rollout | Bookmark]:
-        """Rollouts changed after a number, then bookmark and changes, without end. Raises ResumeTokenExpiredError."""
+    async def watch(self, wanted: Filter, after: int) -> AsyncIterator[Rollout | Deleted | Bookmark]:
+        """What changed after a number, then bookmark and changes, without end. Raises ResumeTokenExpiredError."""
         position, due = after, True
         while True:
             changes = await self._store.read(partial(rollouts.changed, wanted=wanted, after=position, size=PAGE))
-            for rollout in changes.rollouts:
-                yield rollout
+            found: list[Rollout | Deleted] = [*changes.rollouts, *changes.deleted]
+            for record in sorted(found, key=lambda item: item.change):
+                yield record
             position = changes.upto
             if changes.more:
                 continue

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, insert, select, update
 
-from gateway_svc import requests, rollout_state
+from gateway_svc import facts, requests, rollout_state
 from gateway_svc.rollout_state import Step
 from gateway_svc.schema import attempts, rollouts, runs
-from gateway_svc.store import Transaction
+from gateway_svc.store import Transaction, last_change
 from gateway_svc.types import (
     Attempt,
     Once,
@@ -26,7 +26,7 @@ from gateway_svc.types import (
     RunId,
     Split,
 )
-from whippletree.errors import AlreadyExistsError, NotFoundError, ResumeTokenExpiredError
+from whippletree.errors import AlreadyExistsError, NotFoundError
 
 _BY_ID = select(rollouts).where(rollouts.c.rollout_id == bindparam("id"))
 _IDS_PER_QUERY = 500
@@ -43,9 +43,13 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Rollouts changed after a number, by change; complete up to `upto`, the last change where nothing is `more`."""
+    """Rollouts changed after a number, by change; complete up to `upto`, the last change where nothing is `more`.
+
+    `deleted` = names of those that were deleted in the same span.
+    """
 
     rollouts: tuple[Rollout, ...]
+    deleted: tuple[facts.Deleted, ...]
     upto: int
     more: bool
 
@@ -58,7 +62,7 @@ def create(tx: Transaction, specs: Sequence[RolloutSpec], once: Once | None) -> 
     _check_runs(tx.connection, {spec.run_id for spec in specs})
     rows: list[dict[str, Any]] = []
     answers: list[tuple[Rollout, bool]] = []
-    ordinal = tx.connection.execute(select(func.max(rollouts.c.ordinal))).scalar() or 0
+    ordinal = facts.last_ordinal(tx.connection)
     for spec in specs:
         if (stored := known.get(spec.rollout_id)) is not None:
             if stored.spec != spec:
@@ -144,14 +148,18 @@ def page(connection: Connection, wanted: Filter, after: int, size: int) -> list[
 
 
 def changed(connection: Connection, wanted: Filter, after: int, size: int) -> Changes:
-    """At most `size` rollouts changed after the number `after`. Raises ResumeTokenExpiredError for a number to come."""
-    last = connection.execute(select(func.max(rollouts.c.change))).scalar() or 0
-    if after > last:
-        raise ResumeTokenExpiredError("the resume token is from another store")
+    """At most `size` rollouts changed after the number `after`, and as many deleted. Raises ResumeTokenExpiredError."""
+    last = last_change(connection)
+    facts.check_known(connection, after, last)
     query = _filtered(select(rollouts), wanted).where(rollouts.c.change > after)
     found = tuple(_rollout(row) for row in connection.execute(query.order_by(rollouts.c.change).limit(size)))
     more = len(found) == size
-    return Changes(rollouts=found, upto=found[-1].change if more else last, more=more)
+    upto = found[-1].change if more else last
+    gone = facts.deleted(connection, wanted.run_id, after, upto, size) if after else ()
+    if len(gone) == size:
+        upto, more = gone[-1].change, True
+        found = tuple(rollout for rollout in found if rollout.change <= upto)
+    return Changes(rollouts=found, deleted=gone, upto=upto, more=more)
 
 
 def get_attempt(connection: Connection, rollout_id: RolloutId, number: int) -> Attempt:

@@ -133,3 +133,27 @@ requests = Table(
     sqlite_with_rowid=False,
 )
 """Requests that were answered, for 24 hours; `answer` is what the method needs to answer the same again."""
+
+deletions = Table(
+    "deletions",
+    metadata,
+    Column("change", BigInteger, primary_key=True, autoincrement=False),
+    Column("ordinal", Integer, nullable=False),
+    Column("rollout_id", Text, nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("purged", Boolean, nullable=False),
+    Column("create_time", BigInteger, nullable=False),
+    Index("ix_deletions_purged_change", "purged", "change"),
+)
+"""Rollouts that were deleted, by the number of that change; not `purged` = attempts, events or calls are left."""
+
+facts = Table(
+    "facts",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("text", Text, nullable=False),
+)
+"""What the store knows of itself. `store`: its identity, in every resume token. `deleted_events`: events that were
+deleted, which explains gaps of the sequence. `deleted_ordinal`: the highest ordinal of a deleted rollout, never given
+again. `forgotten_change`: changes up to here have lost their deletions. `deleting RUN`: this run is being deleted."""

@@ -1,8 +1,11 @@
-"""The store: SQLite in WAL mode, one writer thread that commits many operations at once, and readers beside it.
+"""The store: one writer thread that commits many operations at once, and readers beside it, on SQLite or PostgreSQL.
 
 In: operations (functions of a `Transaction`) and queries (functions of a connection). Out: their results; that of an
 operation only after its commit. `synchronous` FULL syncs the log to the disk at every commit, so acknowledged writes
 survive loss of power; NORMAL leaves that to the operating system, and then they survive `kill -9` alone.
+
+On PostgreSQL several processes share the store. Then too one transaction writes at a time, so an operation sees what
+all before it did, whichever process did it (see `postgresql.py`).
 
 Rules for an operation: it decides before it writes (a WhippletreeError after a write would leave half of it), and it
 can be run again, because a batch in which something unforeseen fails is rolled back and repeated one by one.
@@ -32,6 +35,9 @@ T = TypeVar("T")
 
 BATCH = 512
 """Operations in one commit at most."""
+
+
+_IDENTITY = select(schema.facts.c.text).where(schema.facts.c.name == "store")
 
 
 class Transaction:
@@ -70,9 +76,9 @@ class Store:
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(readers, "store-reader")
         self._loop = asyncio.get_running_loop()
-        self._on_commit: Callable[[int], None] = lambda change: None
+        self._on_commit: list[Callable[[int], None]] = []
         self._closed = False
-        self._change = 0
+        self._change, self._identity = 0, ""
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
 
     @classmethod
@@ -87,12 +93,17 @@ class Store:
 
     def on_commit(self, listener: Callable[[int], None]) -> None:
         """Call `listener(number of the last change)` in the loop after every commit."""
-        self._on_commit = listener
+        self._on_commit.append(listener)
 
     @property
     def change(self) -> int:
         """Number of the last change that was committed when the store was opened."""
         return self._change
+
+    @property
+    def identity(self) -> str:
+        """Of this store; it is part of every resume token."""
+        return self._identity
 
     async def write(self, operation: Callable[[Transaction], T]) -> T:
         """Run an operation in the writer's next commit and wait for it; at most `capacity` wait there."""
@@ -122,7 +133,8 @@ class Store:
     def _prepare(self) -> None:
         with self._writer_engine.begin() as connection:
             migrate(connection)
-            self._change = connection.execute(select(func.max(schema.rollouts.c.change))).scalar() or 0
+            self._change = last_change(connection)
+            self._identity = str(connection.execute(_IDENTITY).scalar_one())
 
     def _read(self, query: Callable[[Connection], T]) -> T:
         with self._reader_engine.connect() as connection:
@@ -184,7 +196,8 @@ class Store:
                 job.future.set_exception(job.error)
             else:
                 job.future.set_result(job.result)
-        self._on_commit(change)
+        for listener in self._on_commit:
+            listener(change)
 
 
 def migrate(connection: Connection, revision: str = "head") -> None:
@@ -194,6 +207,14 @@ def migrate(connection: Connection, revision: str = "head") -> None:
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
+
+
+def last_change(connection: Connection) -> int:
+    """The highest number of a change that was ever given."""
+    kept = connection.execute(select(func.max(schema.rollouts.c.change))).scalar() or 0
+    gone = connection.execute(select(func.max(schema.deletions.c.change))).scalar() or 0
+    forgotten = select(schema.facts.c.number).where(schema.facts.c.name == "forgotten_change")
+    return max(kept, gone, connection.execute(forgotten).scalar() or 0)
 
 
 def _locked(path: Path) -> Any:

@@ -8,6 +8,7 @@ from whippletree.v1 import rollout_pb2 as pb
 from whippletree.v1.rollout_pb2_grpc import RolloutServiceServicer
 
 from gateway_svc import convert, names, rollouts
+from gateway_svc.facts import Deleted
 from gateway_svc.feed import Bookmark, Feed
 from gateway_svc.rollouts import Filter
 from gateway_svc.store import Store
@@ -64,13 +65,18 @@ class RolloutServicer(RolloutServiceServicer):
             run_id=names.run(request.run, "run") if request.run else None,
             states=tuple(convert.state(state, "states") for state in request.states),
         )
-        after = names.number("changes", request.resume_token, "resume_token")
+        identity = self._store.identity
+        (after,) = names.resumed("changes", identity, request.resume_token, 1)
         async for record in self._feed.watch(wanted, after):
-            token = names.token("changes", record.change)
-            if isinstance(record, Bookmark):
-                yield pb.WatchRolloutsResponse(bookmark=pb.Bookmark(change=record.change), resume_token=token)
-            else:
-                yield pb.WatchRolloutsResponse(rollout=convert.rollout_to_pb(record), resume_token=token)
+            made = pb.WatchRolloutsResponse(resume_token=names.resume("changes", identity, record.change))
+            match record:
+                case Bookmark(change=change):
+                    made.bookmark.change = change
+                case Deleted(rollout_id=rollout_id):
+                    made.deleted = f"rollouts/{rollout_id}"
+                case _:
+                    made.rollout.CopyFrom(convert.rollout_to_pb(record))
+            yield made
 
     async def StartRollout(self, request: pb.StartRolloutRequest, context: Context) -> pb.StartRolloutResponse:
         rollout_id = names.rollout(request.name)
