@@ -1,7 +1,7 @@
 """Events in the store: append and read. Model calls are appended by `calls.record`."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -62,9 +62,8 @@ def append(
     ):
         raise InvalidFieldError(f"the rollout has no call {payload.call_id}", field="reward.call_id")
     row = {"rollout": rollout.ordinal, "attempt": attempt, "create_time": tx.now, "may_ignore": may_ignore}
-    inserted = tx.connection.execute(insert(events), row | _row(payload)).inserted_primary_key
-    assert inserted is not None
-    sequence: int = inserted[0]
+    sequence = tx.next_sequence()
+    tx.connection.execute(insert(events), row | _row(payload) | {"sequence": sequence})
     requests.remember(tx, once, orjson.dumps(sequence))
     return Event(
         rollout_id=rollout_id,
@@ -85,13 +84,23 @@ def page(
         query = query.where(events.c.attempt == attempt)
     rows = connection.execute(query.order_by(events.c.sequence).limit(size)).all()
     found = calls.by_sequence(connection, [row.sequence for row in rows if row.kind == "call"], view)
-    return list(_events(rows, rollout_id, found))
+    return list(_events(rows, dict.fromkeys((row.sequence for row in rows), rollout_id), found))
 
 
-def _events(rows: Any, rollout_id: RolloutId, found: dict[int, ModelCall]) -> Iterator[Event]:
+def of(connection: Connection, wanted: Mapping[int, RolloutId], view: View) -> list[Event]:
+    """The events of these sequences (at most 1,000), each of the rollout named, by sequence."""
+    if not wanted:
+        return []
+    query = select(events).where(events.c.sequence.in_(list(wanted))).order_by(events.c.sequence)
+    rows = connection.execute(query).all()
+    found = calls.by_sequence(connection, [row.sequence for row in rows if row.kind == "call"], view)
+    return list(_events(rows, wanted, found))
+
+
+def _events(rows: Any, owners: Mapping[int, RolloutId], found: dict[int, ModelCall]) -> Iterator[Event]:
     for row in rows:
         yield Event(
-            rollout_id=rollout_id,
+            rollout_id=owners[row.sequence],
             sequence=row.sequence,
             attempt=row.attempt,
             create_time=row.create_time,

@@ -69,6 +69,12 @@ def deleted(connection: Connection, run_id: RunId | None, after: int, upto: int,
     )
 
 
+def was_deleted(connection: Connection, rollout_id: RolloutId) -> bool:
+    """Whether a rollout of this id is known to be deleted."""
+    query = select(deletions.c.change).where(deletions.c.rollout_id == rollout_id)
+    return connection.execute(query.limit(1)).first() is not None
+
+
 def forget_deletions(tx: Transaction, age: Micros) -> None:
     """Remove what is known of deletions older than `age`; resume tokens from before expire."""
     old = (deletions.c.purged, deletions.c.create_time < tx.now - age)

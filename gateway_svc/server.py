@@ -24,6 +24,7 @@ from gateway_svc import requests
 from gateway_svc.catalog import Catalog
 from gateway_svc.engines.pool import Pool
 from gateway_svc.engines.sglang import connected
+from gateway_svc.event_feed import EventFeed
 from gateway_svc.feed import Feed
 from gateway_svc.generate import Generator
 from gateway_svc.phase import Gates
@@ -48,7 +49,7 @@ FORGET_EVERY = 3600.0
 async def serving(settings: GatewaySettings) -> AsyncIterator[int]:
     """The gateway, while the block runs; yields its port. OSError where port or store is in use."""
     store = await Store.open(
-        settings.store.path,
+        settings.store.where,
         synchronous=settings.store.synchronous,
         capacity=settings.store.capacity,
         readers=settings.store.readers,
@@ -67,7 +68,7 @@ async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[int]:
     for run in catalog.runs.values():
         if run.phase != Phase.ROLLOUT:
             gates.close(f"runs/{run.run_id}")
-    feed = Feed(store, quiet=settings.watch_quiet)
+    feed, event_feed = Feed(store, quiet=settings.watch_quiet), EventFeed(store, quiet=settings.watch_quiet)
     engine = settings.engine
     async with connected(generate_timeout=engine.generate_timeout, control_timeout=engine.control_timeout) as client:
         pool = Pool(client)
@@ -81,29 +82,32 @@ async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[int]:
             new_id=lambda: uuid.uuid4().hex,
             tries=engine.tries,
             pause=engine.pause,
+            retry_grace=settings.retry_grace,
         )
         publisher = Publisher(catalog, gates, pool)
 
         async def drain() -> None:
             gates.stop()
             feed.close()
+            event_feed.close()
 
         services = _services(
-            RolloutServicer(store, feed),
+            RolloutServicer(store, feed, patience=settings.watch_patience),
             AttemptServicer(store),
-            EventServicer(store),
+            EventServicer(store, event_feed, patience=settings.watch_patience),
             InferenceServicer(generator, store),
             ModelServicer(catalog, publisher, pool),
             RunServicer(catalog),
             PhaseServicer(catalog, gates),
         )
-        forgetting = asyncio.create_task(_forget(store))
+        background = [asyncio.create_task(_forget(store)), asyncio.create_task(event_feed.run())]
         try:
             async with listening(services, settings.listen, grace=settings.grace, drain=drain) as port:
                 yield port
         finally:
-            forgetting.cancel()
-            await asyncio.gather(forgetting, return_exceptions=True)
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
             await generator.close()
             await publisher.close()
 

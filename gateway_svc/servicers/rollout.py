@@ -10,6 +10,7 @@ from whippletree.v1.rollout_pb2_grpc import RolloutServiceServicer
 from gateway_svc import convert, names, rollouts
 from gateway_svc.facts import Deleted
 from gateway_svc.feed import Bookmark, Feed
+from gateway_svc.pace import paced
 from gateway_svc.rollouts import Filter
 from gateway_svc.store import Store
 from gateway_svc.types import Once, RolloutSpec
@@ -22,8 +23,8 @@ BATCH_LIMIT = 1000
 class RolloutServicer(RolloutServiceServicer):
     """Rollouts, from the store and its feed."""
 
-    def __init__(self, store: Store, feed: Feed) -> None:
-        self._store, self._feed = store, feed
+    def __init__(self, store: Store, feed: Feed, *, patience: float) -> None:
+        self._store, self._feed, self._patience = store, feed, patience
 
     async def CreateRollout(self, request: pb.CreateRolloutRequest, context: Context) -> pb.CreateRolloutResponse:
         once = convert.once("CreateRollout", request.request_id, request)
@@ -67,7 +68,7 @@ class RolloutServicer(RolloutServiceServicer):
         )
         identity = self._store.identity
         (after,) = names.resumed("changes", identity, request.resume_token, 1)
-        async for record in self._feed.watch(wanted, after):
+        async for record in paced(self._feed.watch(wanted, after), self._patience):
             made = pb.WatchRolloutsResponse(resume_token=names.resume("changes", identity, record.change))
             match record:
                 case Bookmark(change=change):
