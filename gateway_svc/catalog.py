@@ -1,21 +1,25 @@
 """Runs and models: few and asked for by every call, so they are held in memory and written through to the store.
 
-In: commands of the control plane. Out: durable runs and models. Reads come from memory and never wait.
+In: commands of the control plane. Out: durable runs and models. Reads come from memory and never wait. A command whose
+caller goes away is carried out whole: what is committed is in memory too.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from gateway_svc import requests
+from gateway_svc import facts, requests
 from gateway_svc.calls import sampling_from
 from gateway_svc.schema import models, runs
 from gateway_svc.store import Store, Transaction
 from gateway_svc.types import Micros, Model, ModelName, Once, Phase, Role, Run, RunId
-from whippletree.errors import AlreadyExistsError, InvalidFieldError, NotFoundError
+from whippletree.errors import AlreadyExistsError, InvalidFieldError, NotFoundError, WrongStateError
+
+T = TypeVar("T")
 
 
 class Catalog:
@@ -25,6 +29,7 @@ class Catalog:
         self._store = store
         self.runs: dict[RunId, Run] = dict(runs)
         self.models: dict[ModelName, Model] = dict(models)
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @classmethod
     async def load(cls, store: Store) -> "Catalog":
@@ -46,27 +51,49 @@ class Catalog:
 
     async def create_run(self, run: Run, once: Once | None) -> tuple[Run, bool]:
         """Store a run; True = it was there. Raises AlreadyExistsError with other content."""
-        made, existed = await self._store.write(lambda tx: _create_run(tx, run, once))
-        self.runs.setdefault(made.run_id, made)
-        return made, existed
 
-    async def set_phase(self, run_id: RunId, phase: Phase) -> None:
-        """Store a run's phase."""
+        async def carry_out() -> tuple[Run, bool]:
+            made, existed = await self._store.write(lambda tx: _create_run(tx, run, once))
+            self.runs.setdefault(made.run_id, made)
+            return made, existed
+
+        return await self._whole(carry_out())
+
+    def forget_run(self, run_id: RunId) -> None:
+        """A run was deleted from the store."""
+        self.runs.pop(run_id, None)
+
+    async def set_phase(self, run_id: RunId, phase: Phase, once: Once | None, then: Callable[[], None]) -> bool:
+        """Store a run's phase and call `then`. False = a repeat, which changes nothing."""
         self.run(run_id)
-        await self._store.write(
-            lambda tx: tx.connection.execute(update(runs).where(runs.c.run_id == run_id).values(phase=phase)) and None
-        )
-        self.runs[run_id] = replace(self.runs[run_id], phase=phase)
+
+        async def carry_out() -> bool:
+            if not await self._store.write(lambda tx: _set_phase(tx, run_id, phase, once)):
+                return False
+            self.runs[run_id] = replace(self.runs[run_id], phase=phase)
+            then()
+            return True
+
+        return await self._whole(carry_out())
 
     async def register(self, model: Model, once: Once | None) -> tuple[Model, bool]:
         """Store a model, or replace it; its weights stay unless new ones are named. True = it was there."""
-        made, existed = await self._store.write(lambda tx: _register(tx, model, once))
-        self.models[made.name] = made
-        return made, existed
 
-    async def check_new(self, once: Once | None) -> None:
-        """Raise RequestIdReusedError where the request id was used for another request."""
-        await self._store.read(lambda connection: requests.first_answer(connection, once))
+        async def carry_out() -> tuple[Model, bool]:
+            made, existed, new = await self._store.write(lambda tx: _register(tx, model, once))
+            if new:
+                self.models[made.name] = made
+            return made, existed
+
+        return await self._whole(carry_out())
+
+    async def published(self, once: Once | None) -> tuple[str, str] | None:
+        """Version and path that this request published before; None = it is new. Raises RequestIdReusedError."""
+        answer = await self._store.read(lambda connection: requests.first_answer(connection, once))
+        if answer is None:
+            return None
+        weight_version, weights_path = orjson.loads(answer)
+        return weight_version, weights_path
 
     async def set_weights(self, name: ModelName, weight_version: str, weights_path: str, once: Once | None) -> Model:
         """Store which weights a model has from now on."""
@@ -74,19 +101,38 @@ class Catalog:
         self.models[name] = model
         return model
 
-    async def delete_models(self, name: ModelName | None) -> int:
-        """Remove one model, or all; how many there were."""
-        query = delete(models) if name is None else delete(models).where(models.c.name == name)
-        count = await self._store.write(lambda tx: tx.connection.execute(query).rowcount)
-        gone = list(self.models) if name is None else [name]
-        for one in gone:
-            self.models.pop(one, None)
-        return count
+    async def delete_models(self, name: ModelName | None, once: Once | None) -> int:
+        """Remove one model, or all; how many there were. A repeat gives the first answer and removes nothing."""
+
+        async def carry_out() -> int:
+            count, new = await self._store.write(lambda tx: _delete_models(tx, name, once))
+            gone = () if not new else tuple(self.models) if name is None else (name,)
+            for one in gone:
+                self.models.pop(one, None)
+            return count
+
+        return await self._whole(carry_out())
+
+    async def _whole(self, command: Coroutine[Any, Any, T]) -> T:
+        """The command's result; it goes on where the caller goes away."""
+        task = asyncio.create_task(command)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone
 
 
 def _create_run(tx: Transaction, run: Run, once: Once | None) -> tuple[Run, bool]:
     answer = requests.first_answer(tx.connection, once)
     row = tx.connection.execute(select(runs).where(runs.c.run_id == run.run_id)).first()
+    if row is None and answer is not None:
+        raise NotFoundError(f"runs/{run.run_id} was deleted", name=f"runs/{run.run_id}")
+    if row is None and facts.has(tx.connection, f"deleting {run.run_id}"):
+        raise WrongStateError(f"runs/{run.run_id} is being deleted", name=f"runs/{run.run_id}")
     if row is None:
         inserted = tx.connection.execute(insert(runs), _run_row(replace(run, create_time=tx.now))).inserted_primary_key
         assert inserted is not None
@@ -97,15 +143,27 @@ def _create_run(tx: Transaction, run: Run, once: Once | None) -> tuple[Run, bool
             name = f"runs/{run.run_id}"
             raise AlreadyExistsError(f"{name} exists with other content", name=name)
     if answer is not None:
-        return replace(made, phase=Phase.ROLLOUT), bool(orjson.loads(answer))
-    requests.remember(tx, once, orjson.dumps(existed))
+        existed, phase = orjson.loads(answer)
+        return replace(made, phase=Phase(phase)), existed
+    requests.remember(tx, once, orjson.dumps((existed, made.phase)))
     return made, existed
 
 
-def _register(tx: Transaction, model: Model, once: Once | None) -> tuple[Model, bool]:
+def _set_phase(tx: Transaction, run_id: RunId, phase: Phase, once: Once | None) -> bool:
+    if requests.first_answer(tx.connection, once) is not None:
+        return False
+    tx.connection.execute(update(runs).where(runs.c.run_id == run_id).values(phase=phase))
+    requests.remember(tx, once, b"null")
+    return True
+
+
+def _register(tx: Transaction, model: Model, once: Once | None) -> tuple[Model, bool, bool]:
+    """(as stored, whether it was there, whether anything was done)."""
+    if (answer := requests.first_answer(tx.connection, once)) is not None:
+        existed, fields = orjson.loads(answer)
+        fields |= {"role": Role(fields["role"]), "engines": tuple(fields["engines"])}
+        return Model(**fields), existed, False
     row = tx.connection.execute(select(models).where(models.c.name == model.name)).first()
-    if (answer := requests.first_answer(tx.connection, once)) is not None and row is not None:
-        return _model(row), bool(orjson.loads(answer))
     made = replace(model, create_time=tx.now)
     if row is not None:
         stored = _model(row)
@@ -115,9 +173,18 @@ def _register(tx: Transaction, model: Model, once: Once | None) -> tuple[Model, 
         tx.connection.execute(update(models).where(models.c.name == model.name).values(_model_row(made)))
     else:
         tx.connection.execute(insert(models), _model_row(made))
-    if answer is None:
-        requests.remember(tx, once, orjson.dumps(row is not None))
-    return made, row is not None
+    requests.remember(tx, once, orjson.dumps((row is not None, made)))
+    return made, row is not None, True
+
+
+def _delete_models(tx: Transaction, name: ModelName | None, once: Once | None) -> tuple[int, bool]:
+    """(how many there were, whether anything was done)."""
+    if (answer := requests.first_answer(tx.connection, once)) is not None:
+        return orjson.loads(answer), False
+    query = delete(models) if name is None else delete(models).where(models.c.name == name)
+    count = tx.connection.execute(query).rowcount
+    requests.remember(tx, once, orjson.dumps(count))
+    return count, True
 
 
 def _set_weights(tx: Transaction, name: ModelName, weight_version: str, weights_path: str, once: Once | None) -> Model:
@@ -128,7 +195,7 @@ def _set_weights(tx: Transaction, name: ModelName, weight_version: str, weights_
     values = {"weight_version": weight_version, "weights_path": weights_path}
     tx.connection.execute(update(models).where(models.c.name == name).values(values))
     if answer is None:
-        requests.remember(tx, once, b"null")
+        requests.remember(tx, once, orjson.dumps((weight_version, weights_path)))
     return replace(_model(row), weight_version=weight_version, weights_path=weights_path)
 
 

@@ -43,11 +43,13 @@ class ModelServicer(ModelServiceServicer):
         )
 
     async def DeleteModel(self, request: pb.DeleteModelRequest, context: Context) -> pb.DeleteModelResponse:
-        await self._catalog.delete_models(names.model(request.name))
+        once = convert.once("DeleteModel", request.request_id, request)
+        await self._catalog.delete_models(names.model(request.name), once)
         return pb.DeleteModelResponse()
 
     async def DeleteAllModels(self, request: pb.DeleteAllModelsRequest, context: Context) -> pb.DeleteAllModelsResponse:
-        return pb.DeleteAllModelsResponse(deleted_count=await self._catalog.delete_models(None))
+        once = convert.once("DeleteAllModels", request.request_id, request)
+        return pb.DeleteAllModelsResponse(deleted_count=await self._catalog.delete_models(None, once))
 
     async def PublishWeights(self, request: pb.PublishWeightsRequest, context: Context) -> pb.PublishWeightsResponse:
         once = convert.once("PublishWeights", request.request_id, request)

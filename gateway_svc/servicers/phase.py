@@ -32,10 +32,15 @@ class PhaseServicer(PhaseServiceServicer):
     async def SetPhase(self, request: pb.SetPhaseRequest, context: Context) -> pb.SetPhaseResponse:
         run_id, phase = names.run(request.run, "run"), convert.phase(request.phase)
         key = f"runs/{run_id}"
-        await self._catalog.set_phase(run_id, phase)
-        if phase == Phase.ROLLOUT:
-            self._gates.open(key)
-        else:
-            self._gates.close(key)
+
+        def move() -> None:
+            if phase == Phase.ROLLOUT:
+                self._gates.open(key)
+            else:
+                self._gates.close(key)
+
+        once = convert.once("SetPhase", request.request_id, request)
+        await self._catalog.set_phase(run_id, phase, once, move)
+        if phase == self._catalog.run(run_id).phase != Phase.ROLLOUT:
             await self._gates.drained(key)
         return pb.SetPhaseResponse(phase=convert.PHASES[phase])
