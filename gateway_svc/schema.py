@@ -157,3 +157,18 @@ facts = Table(
 """What the store knows of itself. `store`: its identity, in every resume token. `deleted_events`: events that were
 deleted, which explains gaps of the sequence. `deleted_ordinal`: the highest ordinal of a deleted rollout, never given
 again. `forgotten_change`: changes up to here have lost their deletions. `deleting RUN`: this run is being deleted."""
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("rollout", Integer, primary_key=True),
+    Column("sequence", Integer, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, nullable=False),
+    Column("turn", LargeBinary, nullable=False),
+    Column("idempotency_key", Text, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("lost", Boolean, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""By rollout and call: the digest of what the call answers (`retry.turn`), the latest request that was given it, and
+whether that request's harness went away before the reply was written out in full."""

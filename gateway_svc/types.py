@@ -291,6 +291,15 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """What a request says of itself: equal `turn`s are equal bodies; `key` = its Idempotency-Key, empty = none."""
+
+    turn: bytes
+    key: str
+    is_retry: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One request for a response: packed prompt [P], and what the harness asked for."""
 
@@ -304,3 +313,5 @@ class Ask:
     dialect: str
     choice_index: int
     once: Once | None = field(default=None)
+    repeat: Repeat | None = None
+    """None = no retries are recognised."""

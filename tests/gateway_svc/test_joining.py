@@ -95,6 +95,7 @@ async def generator(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[Generat
             new_id=lambda: f"c{next(ids)}",
             tries=1,
             pause=0,
+            retry_grace=0,
         )
         yield made
         await made.close()
