@@ -87,9 +87,8 @@ def record(tx: Transaction, draft: Draft) -> Event:
         "may_ignore": False,
     }
     event |= {"kind": "call", "label": "", "call_id": draft.call_id, "value": None, "body": b""}
-    inserted = tx.connection.execute(_INSERT_EVENT, event).inserted_primary_key
-    assert inserted is not None
-    sequence: int = inserted[0]
+    sequence = tx.next_sequence()
+    tx.connection.execute(_INSERT_EVENT, event | {"sequence": sequence})
     found = draft.match.parent
     call = ModelCall(
         call_id=draft.call_id,

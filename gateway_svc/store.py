@@ -12,23 +12,25 @@ can be run again, because a batch in which something unforeseen fails is rolled 
 """
 
 import asyncio
-import fcntl
 import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event, func, select
+from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy.exc import DataError, DBAPIError
 
-from gateway_svc import schema
+from gateway_svc.backend import Backend, Numbers
+from gateway_svc.schema import counters, facts
+from gateway_svc.sqlite import Sqlite
 from gateway_svc.types import Micros
-from whippletree.errors import ShuttingDownError, WhippletreeError
+from whippletree.errors import InvalidFieldError, ShuttingDownError, WhippletreeError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,21 +39,37 @@ BATCH = 512
 """Operations in one commit at most."""
 
 
-_IDENTITY = select(schema.facts.c.text).where(schema.facts.c.name == "store")
+_IDENTITY = select(facts.c.text).where(facts.c.name == "store")
+_COUNTERS = select(counters.c.change, counters.c.sequence, counters.c.catalog)
+_COUNT = update(counters).values({name: bindparam(name) for name in ("change", "sequence", "catalog")})
 
 
 class Transaction:
-    """What an operation gets: the connection, the time, and the gateway-wide number of changes of rollouts."""
+    """What an operation gets: the connection, the time, and new gateway-wide numbers."""
 
-    def __init__(self, connection: Connection, change: int, now: Micros) -> None:
+    def __init__(self, connection: Connection, now: Micros, given: Numbers) -> None:
         self.connection = connection
         self.now = now
-        self.change = change
+        self._change, self._sequence, self._catalog = given.change, given.sequence, given.catalog
+
+    @property
+    def given(self) -> Numbers:
+        """The last numbers given."""
+        return Numbers(change=self._change, sequence=self._sequence, catalog=self._catalog)
 
     def next_change(self) -> int:
-        """A new number, above all that were given."""
-        self.change += 1
-        return self.change
+        """A new number of a change of a rollout, above all that were given."""
+        self._change += 1
+        return self._change
+
+    def next_sequence(self) -> int:
+        """The sequence of a new event, one above the last."""
+        self._sequence += 1
+        return self._sequence
+
+    def change_catalog(self) -> None:
+        """Say that runs or models change: replicas that hold them in memory read them again."""
+        self._catalog += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -63,42 +81,57 @@ class _Job(Generic[T]):
 
 
 class Store:
-    """Opened by `open`, used from one event loop, closed by `close`. One process at a time (a lock file guards it)."""
+    """Opened by `open`, used from one event loop, closed by `close`."""
 
-    def __init__(
-        self, path: Path, *, synchronous: str, capacity: int, readers: int, clock: Callable[[], Micros]
-    ) -> None:
-        self._path, self._clock = path, clock
-        self._lock = _locked(path)
-        self._writer_engine = _engine(path, synchronous, "BEGIN IMMEDIATE")
-        self._reader_engine = _engine(path, synchronous, "BEGIN")
+    def __init__(self, backend: Backend, *, capacity: int, readers: int, clock: Callable[[], Micros]) -> None:
+        self._backend, self._clock = backend, clock
         self._room = asyncio.Semaphore(capacity)
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(readers, "store-reader")
         self._loop = asyncio.get_running_loop()
         self._on_commit: list[Callable[[int], None]] = []
         self._closed = False
-        self._change, self._identity = 0, ""
+        self._opened, self._latest, self._identity = Numbers(), Numbers(), ""
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
+        self._following: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
-        cls, path: Path, *, synchronous: str, capacity: int, readers: int, clock: Callable[[], Micros]
+        cls, where: Path | str, *, synchronous: str, capacity: int, readers: int, clock: Callable[[], Micros]
     ) -> "Store":
-        """Open or make the store and bring its schema up to date. OSError where another process has it."""
-        store = cls(path, synchronous=synchronous, capacity=capacity, readers=readers, clock=clock)
-        await asyncio.to_thread(store._prepare)
+        """Open or make the store and bring its schema up to date: a path of a SQLite file, or a PostgreSQL URL.
+
+        Raises OSError where another process has the file, or the server does not answer.
+        """
+        backend = await asyncio.to_thread(_backend, where, synchronous, readers)
+        store = cls(backend, capacity=capacity, readers=readers, clock=clock)
+        try:
+            await asyncio.to_thread(store._prepare)
+        except BaseException:
+            backend.close()
+            raise
         store._thread.start()
+        store._following = asyncio.create_task(backend.follow(store._followed))
         return store
 
     def on_commit(self, listener: Callable[[int], None]) -> None:
-        """Call `listener(number of the last change)` in the loop after every commit."""
+        """Call `listener(number of the last change)` in the loop after every commit, also of other processes."""
         self._on_commit.append(listener)
 
     @property
     def change(self) -> int:
         """Number of the last change that was committed when the store was opened."""
-        return self._change
+        return self._opened.change
+
+    @property
+    def latest(self) -> Numbers:
+        """The last numbers that are known to be committed, by this process or, a moment later, by another."""
+        return self._latest
+
+    @property
+    def url(self) -> str:
+        """The database as other processes reach it; empty = this process has it alone."""
+        return self._backend.url
 
     @property
     def identity(self) -> str:
@@ -124,31 +157,38 @@ class Store:
         """Commit what is queued, then close."""
         self._closed = True
         self._jobs.put(None)
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._readers.shutdown)
-        self._writer_engine.dispose()
-        self._reader_engine.dispose()
-        self._lock.close()
+        self._backend.close()
 
     def _prepare(self) -> None:
-        with self._writer_engine.begin() as connection:
-            migrate(connection)
-            self._change = last_change(connection)
-            self._identity = str(connection.execute(_IDENTITY).scalar_one())
+        try:
+            with self._backend.writer.begin() as connection:
+                self._backend.prepare(connection)
+                migrate(connection)
+                self._opened = self._latest = numbers(connection)
+                self._identity = str(connection.execute(_IDENTITY).scalar_one())
+        except DBAPIError as error:
+            if error.connection_invalidated or "connection" in str(error.orig):
+                raise OSError(f"the store does not answer: {error.orig}") from error
+            raise
 
     def _read(self, query: Callable[[Connection], T]) -> T:
-        with self._reader_engine.connect() as connection:
+        with self._backend.reader.connect() as connection:
             return query(connection)
 
     def _write_loop(self) -> None:
-        with self._writer_engine.connect() as connection:
-            change, more = self._change, True
+        with self._backend.writer.connect() as connection:
+            given, more = self._opened, True
             while more:
                 batch, more = self._take()
                 if not batch:
                     continue
-                change = self._commit(connection, batch, change)
-                self._loop.call_soon_threadsafe(self._settle, batch, change)
+                given = self._commit(connection, batch, given)
+                self._loop.call_soon_threadsafe(self._settle, batch, given)
 
     def _take(self) -> tuple[list[_Job[Any]], bool]:
         """The first job, waited for, and all that are queued behind it; False = the store closes."""
@@ -164,31 +204,38 @@ class Store:
                 return batch, True
         return batch, False
 
-    def _commit(self, connection: Connection, batch: Sequence[_Job[Any]], change: int) -> int:
-        """Run a batch in one transaction; where it breaks, each job in its own. Returns the last change number."""
+    def _commit(self, connection: Connection, batch: Sequence[_Job[Any]], given: Numbers) -> Numbers:
+        """Run a batch in one transaction; where it breaks, each job in its own. Returns the last numbers given."""
         try:
-            return self._transact(connection, batch, change)
+            return self._transact(connection, batch, given)
         except Exception as error:
-            if len(batch) == 1:
+            lost = isinstance(error, DBAPIError) and error.connection_invalidated
+            if len(batch) == 1 or lost:  # a commit may have been carried out, its answer lost: callers know their ids
                 log.exception("an operation of the store failed")
-                batch[0].error = error
-                return change
+                for job in batch:
+                    job.error = _told(error)
+                return given
         for job in batch:
-            change = self._commit(connection, [job], change)
-        return change
+            given = self._commit(connection, [job], given)
+        return given
 
-    def _transact(self, connection: Connection, batch: Sequence[_Job[Any]], change: int) -> int:
+    def _transact(self, connection: Connection, batch: Sequence[_Job[Any]], given: Numbers) -> Numbers:
         with connection.begin():
-            transaction = Transaction(connection, change, self._clock())
+            given = self._backend.begin(connection, given)
+            transaction = Transaction(connection, self._clock(), given)
             for job in batch:
                 job.error = None
                 try:
                     job.result = job.operation(transaction)
                 except WhippletreeError as error:
                     job.error = error
-        return transaction.change
+            if transaction.given != given:
+                given = transaction.given
+                connection.execute(_COUNT, asdict(given))
+                self._backend.announce(connection, given)
+        return given
 
-    def _settle(self, batch: Sequence[_Job[Any]], change: int) -> None:
+    def _settle(self, batch: Sequence[_Job[Any]], given: Numbers) -> None:
         for job in batch:
             if job.future.done():
                 continue
@@ -196,8 +243,21 @@ class Store:
                 job.future.set_exception(job.error)
             else:
                 job.future.set_result(job.result)
+        self._committed(given)
+
+    def _followed(self, given: Numbers) -> None:
+        """Another process committed, or this one, and that is known already."""
+        if given != self._latest:
+            self._committed(given)
+
+    def _committed(self, given: Numbers) -> None:
+        self._latest = Numbers(
+            change=max(given.change, self._latest.change),
+            sequence=max(given.sequence, self._latest.sequence),
+            catalog=max(given.catalog, self._latest.catalog),
+        )
         for listener in self._on_commit:
-            listener(change)
+            listener(self._latest.change)
 
 
 def migrate(connection: Connection, revision: str = "head") -> None:
@@ -209,38 +269,31 @@ def migrate(connection: Connection, revision: str = "head") -> None:
     command.upgrade(config, revision)
 
 
+def numbers(connection: Connection) -> Numbers:
+    """The last numbers given."""
+    row = connection.execute(_COUNTERS).one()
+    return Numbers(change=row.change, sequence=row.sequence, catalog=row.catalog)
+
+
 def last_change(connection: Connection) -> int:
     """The highest number of a change that was ever given."""
-    kept = connection.execute(select(func.max(schema.rollouts.c.change))).scalar() or 0
-    gone = connection.execute(select(func.max(schema.deletions.c.change))).scalar() or 0
-    forgotten = select(schema.facts.c.number).where(schema.facts.c.name == "forgotten_change")
-    return max(kept, gone, connection.execute(forgotten).scalar() or 0)
+    return numbers(connection).change
 
 
-def _locked(path: Path) -> Any:
-    """A lock file beside the store that lives as long as this process. OSError where another process holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.with_name(path.name + ".lock").open("w")
+def _backend(where: Path | str, synchronous: str, readers: int) -> Backend:
+    if isinstance(where, Path):
+        return Sqlite(where, synchronous)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise OSError(f"the store {path} is in use by another process") from error
-    return file
+        from gateway_svc.postgresql import Postgresql  # its driver is an optional extra
+    except ModuleNotFoundError as error:
+        raise OSError(f"PostgreSQL needs {error.name}: install whippletree[postgresql]") from error
+    return Postgresql(where, synchronous, readers)
 
 
-def _engine(path: Path, synchronous: str, begin: str) -> Engine:
-    """A SQLAlchemy engine whose transactions begin as told (pysqlite's own implicit BEGIN is switched off)."""
-    engine = create_engine(f"sqlite:///{path}", pool_size=16, connect_args={"timeout": 30, "check_same_thread": False})
-
-    @event.listens_for(engine, "connect")
-    def connected(connection: Any, record: object) -> None:
-        connection.isolation_level = None
-        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "cache_size=-16384", "temp_store=MEMORY"):
-            connection.execute(f"PRAGMA {pragma}").close()
-
-    @event.listens_for(engine, "begin")
-    def begun(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
-
-    return engine
+def _told(error: Exception) -> Exception:
+    """What the callers of a failed operation are told."""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return ShuttingDownError("the connection to the store broke: repeat with the same request_id")
+    if isinstance(error, DataError):
+        return InvalidFieldError("the store cannot hold this value: a NUL character, or a number out of range")
+    return error
