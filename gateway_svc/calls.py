@@ -117,7 +117,9 @@ def replayed(connection: Connection, answer: bytes) -> Event:
         select(events.c.attempt, events.c.create_time, schema.rollouts.c.rollout_id)
         .join(schema.rollouts, schema.rollouts.c.ordinal == events.c.rollout)
         .where(events.c.sequence == sequence)
-    ).one()
+    ).first()
+    if event is None:
+        raise NotFoundError(f"events/{sequence} was deleted since it was recorded", name=f"events/{sequence}")
     payload = by_sequence(connection, [sequence], View.PACKED)[sequence]
     return Event(
         rollout_id=event.rollout_id,

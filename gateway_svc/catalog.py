@@ -1,12 +1,14 @@
 """Runs and models: few and asked for by every call, so they are held in memory and written through to the store.
 
 In: commands of the control plane. Out: durable runs and models. Reads come from memory and never wait. A command whose
-caller goes away is carried out whole: what is committed is in memory too.
+caller goes away is carried out whole: what is committed is in memory too. What another replica committed is read by
+`refresh`.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import orjson
@@ -15,27 +17,69 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 from gateway_svc import facts, requests
 from gateway_svc.calls import sampling_from
 from gateway_svc.schema import models, runs
-from gateway_svc.store import Store, Transaction
+from gateway_svc.store import Store, Transaction, numbers
 from gateway_svc.types import Micros, Model, ModelName, Once, Phase, Role, Run, RunId
-from whippletree.errors import AlreadyExistsError, InvalidFieldError, NotFoundError, WrongStateError
+from whippletree.errors import AlreadyExistsError, InvalidFieldError, NotFoundError, ShuttingDownError, WrongStateError
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+PAUSE = 1.0
+"""Seconds before another try to read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All runs and models as they stood after the change with this number."""
+
+    runs: Mapping[RunId, Run]
+    models: Mapping[ModelName, Model]
+    number: int
 
 
 class Catalog:
-    """All runs, by creation, and all models, by name. Invariant: equals the store's committed rows."""
+    """All runs, by creation, and all models, by name. Invariant: equals the store's committed rows, with several
+    replicas those at the last `refresh`. `moved` is called with every run whose phase may be another one."""
 
-    def __init__(self, store: Store, runs: Mapping[RunId, Run], models: Mapping[ModelName, Model]) -> None:
-        self._store = store
-        self.runs: dict[RunId, Run] = dict(runs)
-        self.models: dict[ModelName, Model] = dict(models)
+    def __init__(self, store: Store, found: Found, moved: Callable[[Run], None] = lambda run: None) -> None:
+        self._store, self._moved = store, moved
+        self.runs, self.models, self._number = dict(found.runs), dict(found.models), found.number
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._lock, self._told = asyncio.Lock(), asyncio.Event()
+        store.on_commit(self._committed)
 
     @classmethod
-    async def load(cls, store: Store) -> "Catalog":
-        """Read everything."""
-        found_runs, found_models = await store.read(_load)
-        return cls(store, found_runs, found_models)
+    async def load(cls, store: Store, moved: Callable[[Run], None] = lambda run: None) -> "Catalog":
+        """Read everything; `moved` is called with every run, then and whenever its phase may be another one."""
+        made = cls(store, await store.read(_load), moved)
+        for run in made.runs.values():
+            moved(run)
+        return made
+
+    async def refresh(self) -> None:
+        """Return when memory holds everything that was committed before, by whichever replica."""
+        if not self._store.url or (await self._store.read(numbers)).catalog == self._number:
+            return
+        async with self._lock:  # a command of this process is either read, or not yet in memory
+            found = await self._store.read(_load)
+            gone = [run for run_id, run in self.runs.items() if run_id not in found.runs]
+            self.runs, self.models, self._number = dict(found.runs), dict(found.models), found.number
+            for run in self.runs.values():
+                self._moved(run)
+            for run in gone:
+                self._moved(replace(run, phase=Phase.ROLLOUT))  # what is held finds that its rollout is gone
+
+    async def follow(self) -> None:
+        """Refresh whenever another replica changed something, for ever: what is held there waits for it."""
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            try:
+                await self.refresh()
+            except ShuttingDownError as error:
+                log.warning("runs and models could not be read: %s", error)
+                await asyncio.sleep(PAUSE)
+                self._told.set()
 
     def run(self, run_id: RunId) -> Run:
         """One run. Raises NotFoundError."""
@@ -97,9 +141,10 @@ class Catalog:
 
     async def set_weights(self, name: ModelName, weight_version: str, weights_path: str, once: Once | None) -> Model:
         """Store which weights a model has from now on."""
-        model = await self._store.write(lambda tx: _set_weights(tx, name, weight_version, weights_path, once))
-        self.models[name] = model
-        return model
+        async with self._lock:
+            model = await self._store.write(lambda tx: _set_weights(tx, name, weight_version, weights_path, once))
+            self.models[name] = model
+            return model
 
     async def delete_models(self, name: ModelName | None, once: Once | None) -> int:
         """Remove one model, or all; how many there were. A repeat gives the first answer and removes nothing."""
@@ -115,10 +160,18 @@ class Catalog:
 
     async def _whole(self, command: Coroutine[Any, Any, T]) -> T:
         """The command's result; it goes on where the caller goes away."""
-        task = asyncio.create_task(command)
+        task = asyncio.create_task(self._alone(command))
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return await asyncio.shield(task)
+
+    async def _alone(self, command: Coroutine[Any, Any, T]) -> T:
+        async with self._lock:
+            return await command
+
+    def _committed(self, change: int) -> None:
+        if self._store.url and self._store.latest.catalog != self._number:
+            self._told.set()
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -134,6 +187,7 @@ def _create_run(tx: Transaction, run: Run, once: Once | None) -> tuple[Run, bool
     if row is None and facts.has(tx.connection, f"deleting {run.run_id}"):
         raise WrongStateError(f"runs/{run.run_id} is being deleted", name=f"runs/{run.run_id}")
     if row is None:
+        tx.change_catalog()
         inserted = tx.connection.execute(insert(runs), _run_row(replace(run, create_time=tx.now))).inserted_primary_key
         assert inserted is not None
         made, existed = replace(run, create_time=tx.now, ordinal=inserted[0]), False
@@ -152,6 +206,7 @@ def _create_run(tx: Transaction, run: Run, once: Once | None) -> tuple[Run, bool
 def _set_phase(tx: Transaction, run_id: RunId, phase: Phase, once: Once | None) -> bool:
     if requests.first_answer(tx.connection, once) is not None:
         return False
+    tx.change_catalog()
     tx.connection.execute(update(runs).where(runs.c.run_id == run_id).values(phase=phase))
     requests.remember(tx, once, b"null")
     return True
@@ -173,6 +228,7 @@ def _register(tx: Transaction, model: Model, once: Once | None) -> tuple[Model, 
         tx.connection.execute(update(models).where(models.c.name == model.name).values(_model_row(made)))
     else:
         tx.connection.execute(insert(models), _model_row(made))
+    tx.change_catalog()
     requests.remember(tx, once, orjson.dumps((row is not None, made)))
     return made, row is not None, True
 
@@ -182,6 +238,7 @@ def _delete_models(tx: Transaction, name: ModelName | None, once: Once | None) -
     if (answer := requests.first_answer(tx.connection, once)) is not None:
         return orjson.loads(answer), False
     query = delete(models) if name is None else delete(models).where(models.c.name == name)
+    tx.change_catalog()
     count = tx.connection.execute(query).rowcount
     requests.remember(tx, once, orjson.dumps(count))
     return count, True
@@ -193,6 +250,7 @@ def _set_weights(tx: Transaction, name: ModelName, weight_version: str, weights_
     if row is None:
         raise NotFoundError(f"models/{name} is not registered", name=f"models/{name}")
     values = {"weight_version": weight_version, "weights_path": weights_path}
+    tx.change_catalog()
     tx.connection.execute(update(models).where(models.c.name == name).values(values))
     if answer is None:
         requests.remember(tx, once, orjson.dumps((weight_version, weights_path)))
@@ -214,10 +272,14 @@ def check_model(model: Model) -> None:
         raise InvalidFieldError("weight_version is longer than 64 characters", field="model.weight_version")
 
 
-def _load(connection: Connection) -> tuple[dict[RunId, Run], dict[ModelName, Model]]:
+def _load(connection: Connection) -> Found:
     found_runs = [_run(row) for row in connection.execute(select(runs).order_by(runs.c.ordinal))]
     found_models = [_model(row) for row in connection.execute(select(models))]
-    return {run.run_id: run for run in found_runs}, {model.name: model for model in found_models}
+    return Found(
+        runs={run.run_id: run for run in found_runs},
+        models={model.name: model for model in found_models},
+        number=numbers(connection).catalog,
+    )
 
 
 def _run_row(run: Run) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from gateway_svc import calls, requests, rollout_state, rollouts
 from gateway_svc.schema import events
 from gateway_svc.store import Transaction
 from gateway_svc.types import Event, Log, ModelCall, Note, Once, Payload, Reward, RolloutId, View
-from whippletree.errors import InvalidFieldError, RewardNotFiniteError
+from whippletree.errors import InvalidFieldError, NotFoundError, RewardNotFiniteError
 
 LABEL_LIMIT = 128
 """Characters of a note's type, a reward's source, a log's stream."""
@@ -53,7 +53,11 @@ def append(
     """Store one event of the current attempt. Raises StaleAttemptError, RolloutEndedError, InvalidFieldError."""
     rollout = rollouts.get(tx.connection, rollout_id)
     if (answer := requests.first_answer(tx.connection, once)) is not None:
-        return page(tx.connection, rollout.ordinal, rollout_id, orjson.loads(answer) - 1, 1, View.BASIC)[0]
+        first = page(tx.connection, rollout.ordinal, rollout_id, orjson.loads(answer) - 1, 1, View.BASIC)
+        if not first or first[0].sequence != orjson.loads(answer):
+            name = f"rollouts/{rollout_id}/events/{orjson.loads(answer)}"
+            raise NotFoundError(f"{name} was deleted since this request was answered", name=name)
+        return first[0]
     rollout_state.check_writable(rollout.status, attempt, f"rollouts/{rollout_id}")
     if (
         isinstance(payload, Reward)

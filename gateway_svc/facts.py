@@ -26,6 +26,11 @@ def number(connection: Connection, name: str) -> int:
     return connection.execute(select(facts.c.number).where(facts.c.name == name)).scalar() or 0
 
 
+def has(connection: Connection, name: str) -> bool:
+    """Whether this fact is there."""
+    return connection.execute(select(facts.c.number).where(facts.c.name == name)).first() is not None
+
+
 def put(tx: Transaction, name: str, value: int = 0, text: str = "") -> None:
     """Set one fact."""
     changed = tx.connection.execute(update(facts).where(facts.c.name == name).values(number=value, text=text))

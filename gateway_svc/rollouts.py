@@ -227,6 +227,9 @@ def _created_before(
     """The first answer of a create: new ones as they were made, others as they stood."""
     answers: list[tuple[Rollout, bool]] = []
     for spec, brief in zip(specs, orjson.loads(answer), strict=True):
+        if spec.rollout_id not in known:
+            name = f"rollouts/{spec.rollout_id}"
+            raise NotFoundError(f"{name} was deleted since this request was answered", name=name)
         status = RolloutStatus() if brief is None else requests.unpack_status(brief)
         answers.append((replace(known[spec.rollout_id], status=status), brief is not None))
     return answers

@@ -5,10 +5,12 @@ at the engines, queued writes are committed, the store is closed.
 """
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 from whippletree.v1 import (
     attempt_pb2_grpc,
@@ -20,13 +22,14 @@ from whippletree.v1 import (
     run_pb2_grpc,
 )
 
-from gateway_svc import requests
 from gateway_svc.catalog import Catalog
+from gateway_svc.deleter import Deleter
 from gateway_svc.engines.pool import Pool
 from gateway_svc.engines.sglang import connected
 from gateway_svc.event_feed import EventFeed
 from gateway_svc.feed import Feed
 from gateway_svc.generate import Generator
+from gateway_svc.leases import Alone, Leases
 from gateway_svc.phase import Gates
 from gateway_svc.publish import Publisher
 from gateway_svc.servicers.attempt import AttemptServicer
@@ -36,13 +39,16 @@ from gateway_svc.servicers.model import ModelServicer
 from gateway_svc.servicers.phase import PhaseServicer
 from gateway_svc.servicers.rollout import RolloutServicer
 from gateway_svc.servicers.run import RunServicer
-from gateway_svc.settings import GatewaySettings
+from gateway_svc.settings import GatewaySettings, StoreSettings
 from gateway_svc.store import Store
-from gateway_svc.types import Micros, Phase
+from gateway_svc.types import Micros
+from whippletree.errors import StoreFullError
 from whippletree.serve import Service, listening
 
-FORGET_EVERY = 3600.0
-"""Seconds between two removals of old request ids."""
+log = logging.getLogger(__name__)
+
+TIDY_EVERY = 3600.0
+"""Seconds between two removals of what is old."""
 
 
 @asynccontextmanager
@@ -64,10 +70,9 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[int]:
-    catalog, gates = await Catalog.load(store), Gates(time.monotonic)
-    for run in catalog.runs.values():
-        if run.phase != Phase.ROLLOUT:
-            gates.close(f"runs/{run.run_id}")
+    leases = _leases(store)
+    gates = Gates(time.monotonic, leases)
+    catalog = await Catalog.load(store, gates.move)
     feed, event_feed = Feed(store, quiet=settings.watch_quiet), EventFeed(store, quiet=settings.watch_quiet)
     engine = settings.engine
     async with connected(generate_timeout=engine.generate_timeout, control_timeout=engine.control_timeout) as client:
@@ -84,7 +89,8 @@ async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[int]:
             pause=engine.pause,
             retry_grace=settings.retry_grace,
         )
-        publisher = Publisher(catalog, gates, pool)
+        publisher, deleter = Publisher(catalog, gates, pool), Deleter(store, catalog, gates)
+        await deleter.resume()
 
         async def drain() -> None:
             gates.stop()
@@ -97,10 +103,12 @@ async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[int]:
             EventServicer(store, event_feed, patience=settings.watch_patience),
             InferenceServicer(generator, store),
             ModelServicer(catalog, publisher, pool),
-            RunServicer(catalog),
+            RunServicer(catalog, deleter),
             PhaseServicer(catalog, gates),
         )
-        background = [asyncio.create_task(_forget(store)), asyncio.create_task(event_feed.run())]
+        background = [asyncio.create_task(_tidy(deleter, settings.store)), asyncio.create_task(event_feed.run())]
+        background.append(asyncio.create_task(catalog.follow()))
+        leasing = asyncio.create_task(leases.run(gates.in_flight, gates.look_again, catalog.refresh))
         try:
             async with listening(services, settings.listen, grace=settings.grace, drain=drain) as port:
                 yield port
@@ -110,6 +118,9 @@ async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[int]:
             await asyncio.gather(*background, return_exceptions=True)
             await generator.close()
             await publisher.close()
+            await deleter.close()
+            leasing.cancel()
+            await asyncio.gather(leasing, return_exceptions=True)
 
 
 def _services(
@@ -136,11 +147,25 @@ def _services(
     ]
 
 
-async def _forget(store: Store) -> None:
-    """Remove old request ids, now and every hour."""
+def _leases(store: Store) -> Leases:
+    if not store.url:
+        return Alone()
+    from gateway_svc.shared_leases import SharedLeases  # its driver is an optional extra
+
+    return SharedLeases(store.url)
+
+
+async def _tidy(deleter: Deleter, settings: StoreSettings) -> None:
+    """Remove what is old, now and every hour."""
+    age = Micros(timedelta(days=settings.retention_days) // timedelta(microseconds=1))
     while True:
-        await store.write(requests.forget)
-        await asyncio.sleep(FORGET_EVERY)
+        try:
+            await deleter.forget()
+            if age:
+                await deleter.remove_outlived(age, now())
+        except StoreFullError as error:
+            log.warning("tidying waits: %s", error)
+        await asyncio.sleep(TIDY_EVERY)
 
 
 def now() -> Micros:
