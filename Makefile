@@ -59,6 +59,14 @@ e2e: setup ## Start the whole system, train two short steps, look at everything
 gpu: setup ## Tests that need a CUDA device
 	.venv-train/bin/python -m pytest -m gpu tests
 
+.PHONY: bench-record
+bench-record: .venv/stamp ## Measure the record: SCALE=0.01 for a short form
+	@.venv/bin/python -m benchmarks.record --scale $(or $(SCALE),1)
+
+.PHONY: chaos
+chaos: .venv/stamp ## Kill parts at random under load, then look for what was lost: SECONDS=600 SEED=1 ENGINE=sglang
+	@.venv/bin/python -m benchmarks.chaos --seconds $(if $(filter environment command,$(origin SECONDS)),$(SECONDS),600) --seed $(or $(SEED),1) --engine $(or $(ENGINE),fake)
+
 .PHONY: lint
 lint: .venv/stamp ## Format, lint, types, import contracts, the proto contract, no machine's names
 	.venv/bin/ruff format --check .

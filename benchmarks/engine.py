@@ -1,12 +1,12 @@
 """The cheapest engine there can be: answers /generate with the same sampled tokens at once. For measurements alone.
 
-Run: `python -m benchmarks.engine RESPONSE_TOKENS`; prints `listening on http://HOST:PORT`. What it costs stands beside
+Run: `python -m benchmarks.engine --tokens 128`; prints `listening on http://HOST:PORT`. What it costs stands beside
 every figure that needed it.
 """
 
+import argparse
 import asyncio
 import json
-import sys
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
@@ -18,8 +18,8 @@ def framed(body: object) -> bytes:
 
 
 def generated(count: int) -> bytes:
-    """The response to every generation: `count` tokens in the form that SGLang gives them."""
-    ids = [100 + number * 37 % 30_000 for number in range(count)]
+    """The response to every generation: `count` printable tokens in the form that SGLang gives them."""
+    ids = [33 + number * 37 % 90 for number in range(count)]
     meta = {
         "id": "x",
         "finish_reason": {"type": "stop", "matched": ids[-1]},
@@ -35,6 +35,7 @@ class Connection(asyncio.Protocol):
     """One keep-alive connection; knows no chunked requests."""
 
     generate: bytes
+    delay: float
     other = framed({"weight_version": "default", "model_path": "", "success": True})
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -50,16 +51,31 @@ class Connection(asyncio.Protocol):
             if len(self.buffer) < whole:
                 return
             del self.buffer[:whole]
-            self.transport.write(self.generate if head.startswith(b"post /generate ") else self.other)
+            if head.startswith(b"post /generate "):
+                self.answer_generation()
+            else:
+                self.transport.write(self.other)
+
+    def answer_generation(self) -> None:
+        """Now, or after the delay."""
+        if self.delay:
+            asyncio.get_running_loop().call_later(self.delay, self.transport.write, self.generate)
+        else:
+            self.transport.write(self.generate)
 
 
-async def main() -> None:
+async def main(tokens: int, port: int, delay: float) -> None:
     """Serve until killed."""
-    Connection.generate = generated(int(sys.argv[1]))
-    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0)
+    Connection.generate, Connection.delay = generated(tokens), delay
+    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", port)
     print(f"listening on http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    parser = argparse.ArgumentParser(description="Serve /generate.")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each response")
+    parser.add_argument("--port", type=int, default=0, help="0 = any free one")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds of each generation")
+    given = parser.parse_args()
+    asyncio.run(main(given.tokens, given.port, given.delay))

@@ -303,7 +303,7 @@ async def main(scale: float, parts: Sequence[str], folder: Path) -> dict[str, An
     """Run the parts on one gateway; all figures."""
     database = folder / "record.db"
     async with (
-        program("benchmarks.engine", str(RESPONSE)) as (engine, engine_process),
+        program("benchmarks.engine", "--tokens", str(RESPONSE)) as (engine, engine_process),
         program("gateway_svc", "--store.path", str(database), "--log_level", "WARNING") as (address, process),
         connect(address) as channel,
     ):

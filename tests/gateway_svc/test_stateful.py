@@ -279,7 +279,7 @@ def bounded(histories: int, steps: int) -> settings:
         derandomize=True,
         database=None,
         deadline=None,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
         print_blob=False,
     )
