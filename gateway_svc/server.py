@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+from grpc_health.v1 import health, health_pb2
 from whippletree.v1 import (
     attempt_pb2_grpc,
     event_pb2_grpc,
@@ -32,6 +33,7 @@ from gateway_svc.generate import Generator
 from gateway_svc.leases import Alone, Leases
 from gateway_svc.phase import Gates
 from gateway_svc.publish import Publisher
+from gateway_svc.room import WRITE, RoomKeeper
 from gateway_svc.servicers.attempt import AttemptServicer
 from gateway_svc.servicers.event import EventServicer
 from gateway_svc.servicers.inference import InferenceServicer
@@ -106,11 +108,22 @@ async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[int]:
             RunServicer(catalog, deleter),
             PhaseServicer(catalog, gates),
         )
-        background = [asyncio.create_task(_tidy(deleter, settings.store)), asyncio.create_task(event_feed.run())]
+        checks = health.aio.HealthServicer()
+
+        async def tell(writable: bool) -> None:
+            status = health_pb2.HealthCheckResponse
+            await checks.set(WRITE, status.SERVING if writable else status.NOT_SERVING)
+
+        keeper = RoomKeeper(store, tell, pause=settings.store.probe_pause)
+        background = [
+            asyncio.create_task(keeper.run()),
+            asyncio.create_task(_tidy(deleter, settings.store)),
+            asyncio.create_task(event_feed.run()),
+        ]
         background.append(asyncio.create_task(catalog.follow()))
         leasing = asyncio.create_task(leases.run(gates.in_flight, gates.look_again, catalog.refresh))
         try:
-            async with listening(services, settings.listen, grace=settings.grace, drain=drain) as port:
+            async with listening(services, settings.listen, grace=settings.grace, drain=drain, checks=checks) as port:
                 yield port
         finally:
             for task in background:

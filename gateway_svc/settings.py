@@ -23,6 +23,8 @@ class StoreSettings(Section):
     """Writes that may wait for a commit; further ones wait for room."""
     readers: int = Field(default=4, ge=1)
     """Threads that read."""
+    probe_pause: float = Field(default=1.0, gt=0)
+    """Seconds between two looks whether a store without room has some again."""
     retention_days: float = Field(default=0.0, ge=0)
     """Runs in which nothing happened for so many days, and whose rollouts have all ended, are deleted; 0 = kept."""
 

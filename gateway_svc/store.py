@@ -30,7 +30,7 @@ from gateway_svc.backend import Backend, Numbers
 from gateway_svc.schema import counters, facts
 from gateway_svc.sqlite import Sqlite
 from gateway_svc.types import Micros
-from whippletree.errors import InvalidFieldError, ShuttingDownError, WhippletreeError
+from whippletree.errors import InvalidFieldError, ShuttingDownError, StoreFullError, WhippletreeError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,6 +42,19 @@ BATCH = 512
 _IDENTITY = select(facts.c.text).where(facts.c.name == "store")
 _COUNTERS = select(counters.c.change, counters.c.sequence, counters.c.catalog)
 _COUNT = update(counters).values({name: bindparam(name) for name in ("change", "sequence", "catalog")})
+
+
+_FULL = frozenset(
+    # SQLite: no space, beyond a limit of the file's size, the log's index cannot grow. PostgreSQL: disk_full.
+    (
+        "SQLITE_FULL",
+        "SQLITE_IOERR_WRITE",
+        "SQLITE_IOERR_FSYNC",
+        "SQLITE_IOERR_SHMSIZE",
+        "SQLITE_IOERR_TRUNCATE",
+        "53100",
+    )
+)
 
 
 class Transaction:
@@ -90,6 +103,7 @@ class Store:
         self._readers = ThreadPoolExecutor(readers, "store-reader")
         self._loop = asyncio.get_running_loop()
         self._on_commit: list[Callable[[int], None]] = []
+        self._on_full: Callable[[], None] = lambda: None
         self._closed = False
         self._opened, self._latest, self._identity = Numbers(), Numbers(), ""
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
@@ -117,6 +131,10 @@ class Store:
     def on_commit(self, listener: Callable[[int], None]) -> None:
         """Call `listener(number of the last change)` in the loop after every commit, also of other processes."""
         self._on_commit.append(listener)
+
+    def on_full(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` in the loop after a write that found no room."""
+        self._on_full = listener
 
     @property
     def change(self) -> int:
@@ -172,13 +190,18 @@ class Store:
                 self._opened = self._latest = numbers(connection)
                 self._identity = str(connection.execute(_IDENTITY).scalar_one())
         except DBAPIError as error:
-            if error.connection_invalidated or "connection" in str(error.orig):
+            if self._backend.lost(error):
                 raise OSError(f"the store does not answer: {error.orig}") from error
             raise
 
     def _read(self, query: Callable[[Connection], T]) -> T:
-        with self._backend.reader.connect() as connection:
-            return query(connection)
+        try:
+            with self._backend.reader.connect() as connection:
+                return query(connection)
+        except DBAPIError as error:
+            if self._backend.lost(error):
+                raise ShuttingDownError("the store does not answer") from error
+            raise
 
     def _write_loop(self) -> None:
         with self._backend.writer.connect() as connection:
@@ -209,11 +232,14 @@ class Store:
         try:
             return self._transact(connection, batch, given)
         except Exception as error:
-            lost = isinstance(error, DBAPIError) and error.connection_invalidated
+            lost = isinstance(error, DBAPIError) and self._backend.lost(error)
             if len(batch) == 1 or lost:  # a commit may have been carried out, its answer lost: callers know their ids
-                log.exception("an operation of the store failed")
+                if _is_full(error):
+                    log.warning("no room: %s", error.orig if isinstance(error, DBAPIError) else error)
+                else:
+                    log.exception("an operation of the store failed")
                 for job in batch:
-                    job.error = _told(error)
+                    job.error = ShuttingDownError("the store did not answer; repeat") if lost else _told(error)
                 return given
         for job in batch:
             given = self._commit(connection, [job], given)
@@ -243,6 +269,8 @@ class Store:
                 job.future.set_exception(job.error)
             else:
                 job.future.set_result(job.result)
+        if any(isinstance(job.error, StoreFullError) for job in batch):
+            self._on_full()
         self._committed(given)
 
     def _followed(self, given: Numbers) -> None:
@@ -290,10 +318,17 @@ def _backend(where: Path | str, synchronous: str, readers: int) -> Backend:
     return Postgresql(where, synchronous, readers)
 
 
+def _is_full(error: Exception) -> bool:
+    """Whether the database could not write for want of room, or because its disk takes no more."""
+    if not isinstance(error, DBAPIError):
+        return False
+    return getattr(error.orig, "sqlite_errorname", "") in _FULL or getattr(error.orig, "sqlstate", "") in _FULL
+
+
 def _told(error: Exception) -> Exception:
     """What the callers of a failed operation are told."""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return ShuttingDownError("the connection to the store broke: repeat with the same request_id")
+    if _is_full(error):
+        return StoreFullError("the store has no room; nothing was written", retry_after=2.0)
     if isinstance(error, DataError):
         return InvalidFieldError("the store cannot hold this value: a NUL character, or a number out of range")
     return error
