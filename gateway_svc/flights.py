@@ -15,7 +15,7 @@ from gateway_svc.types import Ask, Event, RolloutId
 from whippletree.errors import RequestIdReusedError
 
 LONGEST_GRACE = 8.0
-"""Seconds; the longest pause of the official clients between two tries."""
+"""Seconds at most, however many retries came; the official clients' longest pause between two tries."""
 
 Place = tuple[RolloutId, int, bytes]
 
@@ -103,7 +103,7 @@ class Flights:
         return None if found is None else flights[found]
 
     def _abandon(self, flight: Flight) -> None:
-        grace = min(self._grace * 2 ** (len(flight.requests) - 1), LONGEST_GRACE)
+        grace = patience(self._grace, len(flight.requests) - 1)
         if grace > 0 and (flight.ask.once or flight.ask.repeat):  # else nobody could join
             flight.timer = asyncio.get_running_loop().call_later(grace, self._end, flight)
         else:
@@ -131,3 +131,8 @@ class Flights:
             there.remove(flight)
             if not there:
                 del self._by_place[flight.place]
+
+
+def patience(grace: float, retries: int) -> float:
+    """Seconds for which a generation waits after so many retries have come for it."""
+    return min(grace * 2.0 ** min(retries, 32), LONGEST_GRACE)
