@@ -136,7 +136,7 @@ def batch_of(names: Sequence[str], run: str) -> rollout_pb2.BatchCreateRolloutsR
     content.update({"instance_id": "repo__1", "problem_statement": "Fix the bug. " * 60, "tests": ["test_a"] * 10})
     runner = rollout_pb2.Runner(kubernetes_job=rollout_pb2.KubernetesJob(template="kind: Job\n" * 120))
     rollout = rollout_pb2.Rollout(run=f"runs/{run}", group_id="g", input=content, runner=runner)
-    made = rollout_pb2.BatchCreateRolloutsRequest()
+    made = rollout_pb2.BatchCreateRolloutsRequest(request_id=f"batch-{names[0]}")
     for name in names:
         made.requests.add(rollout_id=name, rollout=rollout)
     return made

@@ -25,11 +25,13 @@ from gateway_svc.types import (
     Rollout,
     RolloutSpec,
     RolloutState,
+    RolloutStatus,
     Run,
     Split,
 )
 from whippletree.errors import InvalidFieldError
 
+_NEW = RolloutStatus()
 MAX_HOLD = Micros(timedelta(minutes=10) // timedelta(microseconds=1))
 MAX_ATTEMPTS, MOST_ATTEMPTS = 3, 20
 
@@ -159,6 +161,24 @@ def rollout_to_pb(rollout: Rollout) -> rollout_pb2.Rollout:
         made.runner.ParseFromString(asked.runner)
     if asked.metadata:
         made.metadata.ParseFromString(asked.metadata)
+    return made
+
+
+def created_to_pb(
+    request: rollout_pb2.CreateRolloutRequest, rollout: Rollout, existed: bool
+) -> rollout_pb2.CreateRolloutResponse:
+    """The answer of a create. The stored content is the request's: copying it is cheaper than reading it anew."""
+    if rollout.status != _NEW:
+        return rollout_pb2.CreateRolloutResponse(rollout=rollout_to_pb(rollout), existed=existed)
+    made = rollout_pb2.CreateRolloutResponse(rollout=request.rollout, existed=existed)
+    copy, asked = made.rollout, rollout.spec
+    empty = [name for name in ("runner", "metadata") if not getattr(asked, name)]
+    for name in ("state_message", "attempt", "start_time", "finish_time", *empty):
+        copy.ClearField(name)
+    copy.name, copy.split = f"rollouts/{asked.rollout_id}", SPLITS[asked.split]
+    copy.state, copy.revision = rollout_pb2.ROLLOUT_STATE_QUEUED, rollout.status.revision
+    copy.create_time.FromMicroseconds(rollout.create_time)
+    copy.input.SetInParent()
     return made
 
 

@@ -3,8 +3,10 @@
 Functions with a `Transaction` are operations of the writer, those with a `Connection` are queries.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import orjson
@@ -30,6 +32,8 @@ from whippletree.errors import AlreadyExistsError, NotFoundError
 
 _BY_ID = select(rollouts).where(rollouts.c.rollout_id == bindparam("id"))
 _IDS_PER_QUERY = 500
+_ROWS_PER_INSERT = 512
+_NEW = RolloutStatus()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ def create(tx: Transaction, specs: Sequence[RolloutSpec], once: Once | None) -> 
     if (answer := requests.first_answer(tx.connection, once)) is not None:
         return _created_before(specs, known, answer)
     _check_runs(tx.connection, {spec.run_id for spec in specs})
-    rows: list[dict[str, Any]] = []
+    new: list[Rollout] = []
     answers: list[tuple[Rollout, bool]] = []
     ordinal = facts.last_ordinal(tx.connection)
     for spec in specs:
@@ -71,12 +75,11 @@ def create(tx: Transaction, specs: Sequence[RolloutSpec], once: Once | None) -> 
             answers.append((stored, True))
             continue
         ordinal += 1
-        made = Rollout(ordinal=ordinal, spec=spec, status=RolloutStatus(), create_time=tx.now, change=tx.next_change())
+        made = Rollout(ordinal=ordinal, spec=spec, status=_NEW, create_time=tx.now, change=tx.next_change())
         known[spec.rollout_id] = made
         answers.append((made, False))
-        rows.append(_row(made))
-    if rows:
-        tx.connection.execute(insert(rollouts), rows)
+        new.append(made)
+    _insert(tx.connection, new)
     if once is not None:
         brief = [None if not existed else requests.pack_status(rollout.status).decode() for rollout, existed in answers]
         requests.remember(tx, once, orjson.dumps(brief))
@@ -243,6 +246,24 @@ def _known(connection: Connection, ids: Sequence[RolloutId]) -> dict[RolloutId, 
         for row in connection.execute(select(rollouts).where(rollouts.c.rollout_id.in_(part))):
             found[row.rollout_id] = _rollout(row)
     return found
+
+
+def _insert(connection: Connection, new: Sequence[Rollout]) -> None:
+    """Store new rollouts. SQLite gets one statement for many: between two it would give up and await Python's lock."""
+    if connection.dialect.name != "sqlite":
+        if new:
+            connection.execute(insert(rollouts), [_row(rollout) for rollout in new])
+        return
+    for begin in range(0, len(new), _ROWS_PER_INSERT):
+        rows = [_row(rollout) for rollout in new[begin : begin + _ROWS_PER_INSERT]]
+        columns = tuple(rows[0])
+        connection.exec_driver_sql(_insert_many(columns, len(rows)), tuple(itertools.chain(*map(dict.values, rows))))
+
+
+@cache
+def _insert_many(columns: Sequence[str], count: int) -> str:
+    marks = f"({', '.join('?' * len(columns))})"
+    return f"INSERT INTO rollouts ({', '.join(columns)}) VALUES {', '.join([marks] * count)}"
 
 
 def _check_runs(connection: Connection, wanted: set[RunId]) -> None:

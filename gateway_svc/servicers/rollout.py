@@ -1,6 +1,6 @@
 """RolloutService."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -13,7 +13,7 @@ from gateway_svc.feed import Bookmark, Feed
 from gateway_svc.pace import paced
 from gateway_svc.rollouts import Filter
 from gateway_svc.store import Store
-from gateway_svc.types import Once, RolloutSpec
+from gateway_svc.types import Once
 from whippletree.errors import InvalidFieldError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -28,7 +28,7 @@ class RolloutServicer(RolloutServiceServicer):
 
     async def CreateRollout(self, request: pb.CreateRolloutRequest, context: Context) -> pb.CreateRolloutResponse:
         once = convert.once("CreateRollout", request.request_id, request)
-        return (await self._create([convert.spec(request)], once))[0]
+        return (await self._create([request], once))[0]
 
     async def BatchCreateRollouts(
         self, request: pb.BatchCreateRolloutsRequest, context: Context
@@ -37,8 +37,7 @@ class RolloutServicer(RolloutServiceServicer):
             text = f"{len(request.requests)} rollouts are more than {BATCH_LIMIT}"
             raise InvalidFieldError(text, field="requests")
         once = convert.once("BatchCreateRollouts", request.request_id, request)
-        made = await self._create([convert.spec(one) for one in request.requests], once)
-        return pb.BatchCreateRolloutsResponse(responses=made)
+        return pb.BatchCreateRolloutsResponse(responses=await self._create(request.requests, once))
 
     async def GetRollout(self, request: pb.GetRolloutRequest, context: Context) -> pb.GetRolloutResponse:
         rollout_id = names.rollout(request.name)
@@ -109,9 +108,12 @@ class RolloutServicer(RolloutServiceServicer):
         )
         return pb.TransitionRolloutResponse(rollout=convert.rollout_to_pb(found))
 
-    async def _create(self, specs: list[RolloutSpec], once: Once | None) -> list[pb.CreateRolloutResponse]:
+    async def _create(
+        self, requests: Sequence[pb.CreateRolloutRequest], once: Once | None
+    ) -> list[pb.CreateRolloutResponse]:
+        specs = [convert.spec(request) for request in requests]
         made = await self._store.write(lambda tx: rollouts.create(tx, specs, once))
         return [
-            pb.CreateRolloutResponse(rollout=convert.rollout_to_pb(rollout), existed=existed)
-            for rollout, existed in made
+            convert.created_to_pb(request, rollout, existed)
+            for request, (rollout, existed) in zip(requests, made, strict=True)
         ]
