@@ -172,9 +172,14 @@ def created_to_pb(
         return rollout_pb2.CreateRolloutResponse(rollout=rollout_to_pb(rollout), existed=existed)
     made = rollout_pb2.CreateRolloutResponse(rollout=request.rollout, existed=existed)
     copy, asked = made.rollout, rollout.spec
-    empty = [name for name in ("runner", "metadata") if not getattr(asked, name)]
-    for name in ("state_message", "attempt", "start_time", "finish_time", *empty):
-        copy.ClearField(name)
+    copy.ClearField("state_message")
+    copy.ClearField("attempt")
+    copy.ClearField("start_time")
+    copy.ClearField("finish_time")
+    if not asked.runner:
+        copy.ClearField("runner")
+    if not asked.metadata:
+        copy.ClearField("metadata")
     copy.name, copy.split = f"rollouts/{asked.rollout_id}", SPLITS[asked.split]
     copy.state, copy.revision = rollout_pb2.ROLLOUT_STATE_QUEUED, rollout.status.revision
     copy.create_time.FromMicroseconds(rollout.create_time)
