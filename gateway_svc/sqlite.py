@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
 
 from gateway_svc.backend import Numbers
 
@@ -16,7 +17,7 @@ class Sqlite:
     url = ""
 
     def __init__(self, path: Path, synchronous: str) -> None:
-        self._lock = _locked(path)
+        self._lock = locked(path)
         self.writer = _engine(path, synchronous, "BEGIN IMMEDIATE")
         self.reader = _engine(path, synchronous, "BEGIN")
 
@@ -33,6 +34,10 @@ class Sqlite:
     async def follow(self, committed: Callable[[Numbers], None]) -> None:
         """There is nobody to hear of."""
 
+    def lost(self, error: DBAPIError) -> bool:
+        """A file does not go away."""
+        return False
+
     def close(self) -> None:
         """Close and unlock."""
         self.writer.dispose()
@@ -40,7 +45,7 @@ class Sqlite:
         self._lock.close()
 
 
-def _locked(path: Path) -> Any:
+def locked(path: Path) -> Any:
     """A lock file beside the store that lives as long as this process. OSError where another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.with_name(path.name + ".lock").open("w")
