@@ -15,7 +15,7 @@ from gateway_svc.types import Ask, Event, RolloutId
 from whippletree.errors import RequestIdReusedError
 
 LONGEST_GRACE = 8.0
-"""Seconds at most, however many retries came; the official clients' longest pause between two tries."""
+"""Seconds at most, however many retries came, unless the setting is longer; the official clients' longest pause between two tries."""
 
 Place = tuple[RolloutId, int, bytes]
 
@@ -135,4 +135,4 @@ class Flights:
 
 def patience(grace: float, retries: int) -> float:
     """Seconds for which a generation waits after so many retries have come for it."""
-    return min(grace * 2.0 ** min(retries, 32), LONGEST_GRACE)
+    return min(grace * 2.0 ** min(retries, 32), max(grace, LONGEST_GRACE))

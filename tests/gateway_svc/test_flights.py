@@ -12,5 +12,9 @@ def test_each_retry_that_came_doubles_the_time_for_the_next(retries: int, second
     assert patience(0.5, retries) == seconds
 
 
+def test_a_long_grace_is_not_cut() -> None:
+    assert patience(60, 0) == patience(60, 3) == 60
+
+
 def test_no_grace_stays_none() -> None:
     assert patience(0, 3) == 0
