@@ -15,7 +15,7 @@ from gateway_svc.types import Ask, Event, RolloutId
 from whippletree.errors import RequestIdReusedError
 
 LONGEST_GRACE = 8.0
-"""Seconds at most, however many retries came, unless the setting is longer; the official clients' longest pause between two tries."""
+"""Seconds at most, however many retries came, unless the setting is longer: the official clients' longest pause."""
 
 Place = tuple[RolloutId, int, bytes]
 
