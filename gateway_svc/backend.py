@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,9 @@ class Backend(Protocol):
 
     async def follow(self, committed: Callable[[Numbers], None]) -> None:
         """Call `committed` with what other processes gave, for ever; returns at once where there are none."""
+
+    def lost(self, error: DBAPIError) -> bool:
+        """Whether the database cannot be reached, so that what was begun may or may not have been carried out."""
 
     def close(self) -> None:
         """Let go of everything."""

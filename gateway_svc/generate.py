@@ -105,6 +105,7 @@ class Generator:
         seen = await self._look(ask, left)
         if seen.earlier is not None:
             return seen.earlier
+        await self._catalog.refresh()
         run = self._catalog.run(seen.run_id)
         name = ModelName(ask.model) if ask.model else run.policy
         room = check_prompt(ask.prompt, self._catalog.model(name))

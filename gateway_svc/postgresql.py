@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from gateway_svc.backend import Numbers
 
@@ -69,6 +70,10 @@ class Postgresql:
                 committed(_numbers(row))
                 async for told in connection.notifies(timeout=POLL):
                     committed(_numbers(told.payload.split()))
+
+    def lost(self, error: DBAPIError) -> bool:
+        """A broken connection, or none to be had."""
+        return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
 
     def close(self) -> None:
         """Close all connections."""

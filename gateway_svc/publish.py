@@ -33,6 +33,7 @@ class Publisher:
             raise InvalidFieldError("weight_version is empty or longer than 64 characters", field="weight_version")
         if not weights_path:
             raise InvalidFieldError("weights_path is missing", field="weights_path")
+        await self._catalog.refresh()
         model = self._catalog.model(name)
         if (earlier := await self._catalog.published(once)) is not None:  # newer weights may be in place: they stay
             return replace(model, weight_version=earlier[0], weights_path=earlier[1])
@@ -58,11 +59,14 @@ class Publisher:
             key = f"models/{name}"
             self._gates.close(key)
             try:
-                await self._gates.drained(key)
-                await self._load(model, weights_path, weight_version)
-                done = await self._catalog.set_weights(name, weight_version, weights_path, once)
-                log.info("models/%s has weights %s", name, weight_version)
-                return done
+                async with self._gates.empty(key):
+                    await self._catalog.refresh()  # another replica may have published meanwhile
+                    model = self._catalog.model(name)
+                    if (model.weight_version, model.weights_path) != (weight_version, weights_path):
+                        await self._load(model, weights_path, weight_version)
+                    done = await self._catalog.set_weights(name, weight_version, weights_path, once)
+                    log.info("models/%s has weights %s", name, weight_version)
+                    return done
             finally:
                 self._gates.open(key)
 

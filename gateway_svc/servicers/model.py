@@ -31,11 +31,13 @@ class ModelServicer(ModelServiceServicer):
         return pb.RegisterModelResponse(model=self._pack(made), existed=existed)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        await self._catalog.refresh()
         return pb.GetModelResponse(model=self._pack(self._catalog.model(names.model(request.name))))
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         size = convert.page_size(request.page_size, 100, 1000)
         after = names.position("models", request.page_token, "page_token") if request.page_token else ""
+        await self._catalog.refresh()
         found = [model for name, model in sorted(self._catalog.models.items()) if name > after]
         return pb.ListModelsResponse(
             models=[self._pack(model) for model in found[:size]],

@@ -21,6 +21,7 @@ class PhaseServicer(PhaseServiceServicer):
         self._catalog, self._gates = catalog, gates
 
     async def GetPhase(self, request: pb.GetPhaseRequest, context: Context) -> pb.GetPhaseResponse:
+        await self._catalog.refresh()
         run = self._catalog.run(names.run(request.run, "run"))
         key = f"runs/{run.run_id}"
         return pb.GetPhaseResponse(
@@ -40,7 +41,9 @@ class PhaseServicer(PhaseServiceServicer):
                 self._gates.close(key)
 
         once = convert.once("SetPhase", request.request_id, request)
+        await self._catalog.refresh()
         await self._catalog.set_phase(run_id, phase, once, move)
         if phase == self._catalog.run(run_id).phase != Phase.ROLLOUT:
-            await self._gates.drained(key)
+            async with self._gates.empty(key):
+                pass
         return pb.SetPhaseResponse(phase=convert.PHASES[phase])
