@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import grpc
+import numpy as np
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.timestamp_pb2 import Timestamp
 from whippletree.v1 import (
