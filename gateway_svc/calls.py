@@ -23,6 +23,7 @@ from gateway_svc.types import (
     Mode,
     ModelCall,
     ModelName,
+    Role,
     RolloutId,
     Sampled,
     Sampling,
@@ -226,6 +227,7 @@ def _head(fields: Mapping[str, Any]) -> CallHead:
         hold=Micros(fields["hold"]),
         engine_time=Micros(fields["engine_time"]),
         spans=tuple(Span(**span) for span in fields["spans"]),
+        role=Role(fields.get("role", Role.POLICY)),  # the first stores do not have it
     )
 
 

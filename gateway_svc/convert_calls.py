@@ -4,7 +4,7 @@ from google.protobuf.struct_pb2 import Struct
 from whippletree.v1 import event_pb2, inference_pb2, model_call_pb2
 
 from gateway_svc import names, retry
-from gateway_svc.convert import duration, once, timestamp
+from gateway_svc.convert import ROLES, duration, once, timestamp
 from gateway_svc.convert_sampling import asked_from_pb, sampling_to_pb
 from gateway_svc.types import Ask, Event, Finish, Log, Mode, ModelCall, Note, Repeat, Reward, View
 from whippletree.errors import InvalidFieldError
@@ -128,6 +128,7 @@ def call_to_pb(call: ModelCall, how: View) -> model_call_pb2.ModelCall:
         engine_duration=duration(head.engine_time),
         parent_call_id=call.parent_call_id,
         shared_token_count=call.shared,
+        role=ROLES[head.role],
     )
     if how == View.PACKED:
         made.packed.prompt_suffix = call.suffix

@@ -30,6 +30,7 @@ from gateway_svc.types import (
     Micros,
     Model,
     ModelName,
+    Role,
     Run,
     RunId,
     Sampled,
@@ -38,6 +39,7 @@ from whippletree.errors import (
     ContextLengthExceededError,
     EngineUnavailableError,
     InvalidFieldError,
+    NotFoundError,
     TokenOutOfVocabularyError,
 )
 from whippletree.tokens import unpack_ids
@@ -108,6 +110,7 @@ class Generator:
         await self._catalog.refresh()
         run = self._catalog.run(seen.run_id)
         name = ModelName(ask.model) if ask.model else run.policy
+        check_callable(run, self._catalog.model(name))
         room = check_prompt(ask.prompt, self._catalog.model(name))
         keys = (f"runs/{run.run_id}", f"models/{name}")
         async with self._gates.admitted(keys, run.max_hold / 1e6) as held:
@@ -133,6 +136,7 @@ class Generator:
                 hold=Micros(round(held * 1e6)),
                 engine_time=Micros(self._clock() - sent),
                 spans=found.spans,
+                role=model.role,
             )
             draft = calls.Draft(ask=ask, call_id=call_id, head=head, match=seen.match, sampled=found)
             return await self._store.write(lambda tx: turns.record(tx, draft, seen.ordinal, lost=left()))
@@ -182,6 +186,13 @@ def accept(body: Mapping[str, Any], model: Model) -> Sampled:
         versions = sorted({span.weight_version for span in found.spans})
         raise ValueError(f"sampled by weights {', '.join(versions)} instead of {model.weight_version}")
     return found
+
+
+def check_callable(run: Run, model: Model) -> None:
+    """Raise NotFoundError where this run's rollouts may not call this model: it is another run's policy."""
+    if model.name != run.policy and model.role != Role.AUXILIARY:
+        name = f"models/{model.name}"
+        raise NotFoundError(f"{name} is neither the policy of runs/{run.run_id} nor an auxiliary model", name=name)
 
 
 def check_prompt(prompt: bytes, model: Model) -> int:

@@ -219,6 +219,8 @@ class CallHead:
     hold: Micros
     engine_time: Micros
     spans: tuple[Span, ...]
+    role: Role = Role.POLICY
+    """What the model was for when it answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
