@@ -73,7 +73,9 @@ class Postgresql:
 
     def lost(self, error: DBAPIError) -> bool:
         """A broken connection, or none to be had."""
-        return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+        state = getattr(error.orig, "sqlstate", None) or "08"
+        broken = isinstance(error, OperationalError | InterfaceError) and state.startswith(("08", "57P"))
+        return error.connection_invalidated or broken  # not a full disk, say: that is an answer
 
     def close(self) -> None:
         """Close all connections."""
