@@ -47,7 +47,7 @@ clean: ## Remove environments, runs and caches
 
 ##@ Develop
 .PHONY: test
-test: setup ## Run all tests but those that start the whole system
+test: setup postgresql ## Run all tests but those that start the whole system
 	$(PYTEST) -m "not e2e and not gpu and not train" --ignore=tests/trainer_svc/megatron
 	.venv-train/bin/python -m pytest -m "not gpu" tests/trainer_svc/megatron
 
@@ -119,6 +119,11 @@ else
 endif
 	$(UV) pip install -q --no-deps --python .venv-train/bin/python -e .
 	@touch $@
+
+# The record's tests start a PostgreSQL server of their own; only its programs have to be there.
+.PHONY: postgresql
+postgresql:
+	@scripts/postgresql.sh
 
 # Node client of the tests.
 .PHONY: node
