@@ -12,7 +12,7 @@ from gateway_svc.catalog import Catalog
 from gateway_svc.phase import Gates
 from gateway_svc.store import Store
 from gateway_svc.types import Micros, Once, RunId
-from whippletree.errors import WrongStateError
+from whippletree.errors import StoreFullError, WrongStateError
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,16 @@ class Deleter:
     async def _carry_out(self, run_id: RunId, once: Once | None) -> int:
         self._catalog.forget_run(run_id)
         self._gates.open(f"runs/{run_id}")  # what is held finds that its rollout is gone
-        while await self._store.write(partial(deletion.step, run_id=run_id)):
+        while await self._step(run_id):
             pass
         count = await self._store.write(partial(deletion.end, run_id=run_id, once=once))
         log.info("runs/%s is deleted, %d rollouts", run_id, count)
         return count
+
+    async def _step(self, run_id: RunId) -> bool:
+        """One step; False = all is done. A store without room is waited for: removing rows takes some too."""
+        try:
+            return await self._store.write(partial(deletion.step, run_id=run_id))
+        except StoreFullError as error:
+            await asyncio.sleep(error.retry_after or 1.0)
+            return True
