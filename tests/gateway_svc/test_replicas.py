@@ -4,15 +4,18 @@ import asyncio
 import json
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
 import httpx
+import psycopg
 import pytest
 from whippletree.v1 import event_pb2, inference_pb2, model_pb2, phase_pb2, rollout_pb2
 
+from gateway_svc.postgresql import conninfo
 from tests.fakes.engine import FakeEngine, Reply
-from tests.fakes.gateway import RunningGateway, gateway_process, refused, running_gateway
+from tests.fakes.gateway import RunningGateway, gateway_process, record_of, refused, running_gateway
 from tests.fakes.stack import envoy
 from whippletree.channel import connect
 from whippletree.errors import NotFoundError, WhippletreeError, from_rpc_error
@@ -217,6 +220,34 @@ async def test_replicas_that_start_together_make_one_schema(tmp_path: Path) -> N
             await gateway.generate("none", [1])
 
     await asyncio.gather(*(serve_once() for _ in range(3)))
+
+
+def cut_connections(folder: Path) -> int:
+    """Break every connection to the folder's database, as a restart of the server does; how many there were."""
+    query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+    with psycopg.connect(conninfo(str(record_of(folder))), autocommit=True) as connection:
+        return len(connection.execute(query + "AND pid <> pg_backend_pid()").fetchall())
+
+
+async def test_broken_connections_to_the_database_are_made_anew(replicas: Pair, tmp_path: Path) -> None:
+    one, two = replicas
+    await one.create_rollout("a")
+    await one.generate("a", [1])
+    await two.generate("a", [2])
+    watching = asyncio.create_task(changes(two, 1))
+    for turn in range(2):
+        assert cut_connections(tmp_path) > 4
+        name = f"b{turn}"
+        await again(partial(one.create_rollout, name, start=False))
+        await again(partial(start_once, two, name))
+        await again(partial(one.generate, name, [1], request_id=f"g1-{name}"))
+        await again(partial(two.generate, name, [2], request_id=f"g2-{name}"))
+        assert [event.sequence for event in await two.list_events(name)] == [3 + 2 * turn, 4 + 2 * turn]
+    await publish(two)
+    end = rollout_pb2.TransitionRolloutRequest(name="rollouts/a", state=rollout_pb2.ROLLOUT_STATE_SUCCEEDED)
+    await one.rollouts.TransitionRollout(end)
+    if (await asyncio.gather(watching, return_exceptions=True))[0].__class__ is not list:
+        assert (await changes(two, 1))[-1][0] == "rollouts/a", "a watch that was cut is begun again"
 
 
 @pytest.fixture
