@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, Select, bindparam, insert, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
 
 from gateway_svc import facts, requests, rollout_state
 from gateway_svc.rollout_state import Step
-from gateway_svc.schema import attempts, rollouts, runs
+from gateway_svc.schema import attempts, deletions, rollouts, runs
 from gateway_svc.store import Transaction, last_change
 from gateway_svc.types import (
     Attempt,
@@ -163,6 +163,16 @@ def changed(connection: Connection, wanted: Filter, after: int, size: int) -> Ch
         upto, more = gone[-1].change, True
         found = tuple(rollout for rollout in found if rollout.change <= upto)
     return Changes(rollouts=found, deleted=gone, upto=upto, more=more)
+
+
+def touched(connection: Connection, after: int) -> tuple[dict[RunId, int], int]:
+    """Runs of which a rollout changed or was deleted after a number, each with its last change; and the last of all."""
+    last: dict[RunId, int] = {}
+    for table in (rollouts, deletions):
+        query = select(table.c.run_id, func.max(table.c.change)).where(table.c.change > after).group_by(table.c.run_id)
+        for run_id, change in connection.execute(query):
+            last[run_id] = max(change, last.get(run_id, 0))
+    return last, max(last.values(), default=after)
 
 
 def get_attempt(connection: Connection, rollout_id: RolloutId, number: int) -> Attempt:
