@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 from whippletree.v1 import event_pb2, rollout_pb2
 
+from gateway_svc import archive
 from tests.fakes.gateway import RunningGateway, gateway_process, refused, running_gateway
 from whippletree.errors import InvalidFieldError, NotFoundError, OverloadedError, ResumeTokenExpiredError
 
@@ -193,3 +194,5 @@ async def test_a_watcher_misses_nothing_across_kills_of_the_gateway(tmp_path: Pa
     assert acknowledged <= set(everything)
     assert sorted(set(received)) == everything, "every event was sent, and none that is not in the record"
     assert {name for name, _ in states} >= {"rollouts/a", "rollouts/b0", "rollouts/b1"}
+    path = tmp_path / "record.db"
+    assert not path.exists() or not archive.look_through(path).faults
