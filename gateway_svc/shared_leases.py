@@ -12,7 +12,7 @@ seconds without an answer, before the server, which notices silence after 30 sec
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -68,19 +68,18 @@ class SharedLeases:
 
     @asynccontextmanager
     async def exclusive(self, key: str) -> AsyncIterator[None]:
-        """While the block runs no replica has the lease."""
-        async with await self._connect() as telling:
-            try:
-                async with await self._connect() as connection:
-                    reminding = asyncio.create_task(_remind(telling))
-                    try:
-                        await connection.execute("SELECT pg_advisory_lock(%s)", (number(key),))
-                    finally:
-                        reminding.cancel()
-                        await asyncio.gather(reminding, return_exceptions=True)
-                    yield
-            finally:
-                await telling.execute(f"NOTIFY {CHANNEL}")  # the lock has gone with its connection
+        """While the block runs no replica has the lease. Raises ShuttingDownError where the store does not answer."""
+        try:
+            async with await self._connect() as telling:
+                try:
+                    async with await self._connect() as connection:
+                        await _lock(connection, telling, key)
+                        yield
+                finally:
+                    with suppress(psycopg.Error):  # those that wait look by themselves too
+                        await telling.execute(f"NOTIFY {CHANNEL}")  # the lock has gone with its connection
+        except psycopg.Error as error:
+            raise ShuttingDownError("the store does not answer; repeat") from error
 
     async def run(
         self, in_flight: Callable[[str], int], changed: Callable[[], None], read_again: Callable[[], Awaitable[None]]
@@ -162,6 +161,16 @@ def number(key: str) -> int:
 def signed(value: int) -> int:
     """The number of a lock as `pg_locks` shows it in two halves."""
     return value - (1 << 64) if value >= 1 << 63 else value
+
+
+async def _lock(connection: "psycopg.AsyncConnection[Any]", telling: "psycopg.AsyncConnection[Any]", key: str) -> None:
+    """Wait for the exclusive lock, and remind those that have the lease meanwhile."""
+    reminding = asyncio.create_task(_remind(telling))
+    try:
+        await connection.execute("SELECT pg_advisory_lock(%s)", (number(key),))
+    finally:
+        reminding.cancel()
+        await asyncio.gather(reminding, return_exceptions=True)
 
 
 async def _remind(connection: "psycopg.AsyncConnection[Any]") -> None:

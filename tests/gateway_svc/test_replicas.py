@@ -236,7 +236,7 @@ async def test_broken_connections_to_the_database_are_made_anew(replicas: Pair, 
     await two.generate("a", [2])
     watching = asyncio.create_task(changes(two, 1))
     for turn in range(2):
-        assert cut_connections(tmp_path) > 4
+        assert cut_connections(tmp_path)
         name = f"b{turn}"
         await again(partial(one.create_rollout, name, start=False))
         await again(partial(start_once, two, name))
