@@ -237,6 +237,7 @@ async def test_harness_that_goes_away_between_keep_alives_cancels_the_generation
         call = bridge.call(body(stream=True))
         for _ in range(3):
             assert (await call.read()).data == b": keep-alive\n\n"
+        await bridge.policy.until(lambda: len(bridge.policy.asked) == 1)
         call.cancel()
         await bridge.policy.until(lambda: len(bridge.policy.cancelled) == 1)
 
