@@ -47,7 +47,7 @@ clean: ## Remove environments, runs and caches
 
 ##@ Develop
 .PHONY: test
-test: setup ## Run all tests but those that start the whole system
+test: setup postgresql ## Run all tests but those that start the whole system
 	$(PYTEST) -m "not e2e and not gpu and not train" --ignore=tests/trainer_svc/megatron
 	.venv-train/bin/python -m pytest -m "not gpu" tests/trainer_svc/megatron
 
@@ -58,6 +58,14 @@ e2e: setup ## Start the whole system, train two short steps, look at everything
 .PHONY: gpu
 gpu: setup ## Tests that need a CUDA device
 	.venv-train/bin/python -m pytest -m gpu tests
+
+.PHONY: bench-record
+bench-record: .venv/stamp ## Measure the record: SCALE=0.01 for a short form
+	@.venv/bin/python -m benchmarks.record --scale $(or $(SCALE),1)
+
+.PHONY: chaos
+chaos: .venv/stamp ## Kill parts at random under load, then look for what was lost: SECONDS=600 SEED=1 ENGINE=sglang
+	@.venv/bin/python -m benchmarks.chaos --seconds $(if $(filter environment command,$(origin SECONDS)),$(SECONDS),600) --seed $(or $(SEED),1) --engine $(or $(ENGINE),fake)
 
 .PHONY: lint
 lint: .venv/stamp ## Format, lint, types, import contracts, the proto contract, no machine's names
@@ -111,6 +119,11 @@ else
 endif
 	$(UV) pip install -q --no-deps --python .venv-train/bin/python -e .
 	@touch $@
+
+# The record's tests start a PostgreSQL server of their own; only its programs have to be there.
+.PHONY: postgresql
+postgresql:
+	@scripts/postgresql.sh
 
 # Node client of the tests.
 .PHONY: node

@@ -23,6 +23,7 @@ from gateway_svc.types import (
     Mode,
     ModelCall,
     ModelName,
+    Role,
     RolloutId,
     Sampled,
     Sampling,
@@ -87,9 +88,8 @@ def record(tx: Transaction, draft: Draft) -> Event:
         "may_ignore": False,
     }
     event |= {"kind": "call", "label": "", "call_id": draft.call_id, "value": None, "body": b""}
-    inserted = tx.connection.execute(_INSERT_EVENT, event).inserted_primary_key
-    assert inserted is not None
-    sequence: int = inserted[0]
+    sequence = tx.next_sequence()
+    tx.connection.execute(_INSERT_EVENT, event | {"sequence": sequence})
     found = draft.match.parent
     call = ModelCall(
         call_id=draft.call_id,
@@ -118,7 +118,9 @@ def replayed(connection: Connection, answer: bytes) -> Event:
         select(events.c.attempt, events.c.create_time, schema.rollouts.c.rollout_id)
         .join(schema.rollouts, schema.rollouts.c.ordinal == events.c.rollout)
         .where(events.c.sequence == sequence)
-    ).one()
+    ).first()
+    if event is None:
+        raise NotFoundError(f"events/{sequence} was deleted since it was recorded", name=f"events/{sequence}")
     payload = by_sequence(connection, [sequence], View.PACKED)[sequence]
     return Event(
         rollout_id=event.rollout_id,
@@ -225,6 +227,7 @@ def _head(fields: Mapping[str, Any]) -> CallHead:
         hold=Micros(fields["hold"]),
         engine_time=Micros(fields["engine_time"]),
         spans=tuple(Span(**span) for span in fields["spans"]),
+        role=Role(fields.get("role", Role.POLICY)),  # the first stores do not have it
     )
 
 

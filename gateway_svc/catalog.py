@@ -1,36 +1,85 @@
 """Runs and models: few and asked for by every call, so they are held in memory and written through to the store.
 
-In: commands of the control plane. Out: durable runs and models. Reads come from memory and never wait.
+In: commands of the control plane. Out: durable runs and models. Reads come from memory and never wait. A command whose
+caller goes away is carried out whole: what is committed is in memory too. What another replica committed is read by
+`refresh`.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import orjson
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from gateway_svc import requests
+from gateway_svc import facts, requests
 from gateway_svc.calls import sampling_from
 from gateway_svc.schema import models, runs
-from gateway_svc.store import Store, Transaction
+from gateway_svc.store import Store, Transaction, numbers
 from gateway_svc.types import Micros, Model, ModelName, Once, Phase, Role, Run, RunId
-from whippletree.errors import AlreadyExistsError, InvalidFieldError, NotFoundError
+from whippletree.errors import AlreadyExistsError, InvalidFieldError, NotFoundError, ShuttingDownError, WrongStateError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PAUSE = 1.0
+"""Seconds before another try to read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All runs and models as they stood after the change with this number."""
+
+    runs: Mapping[RunId, Run]
+    models: Mapping[ModelName, Model]
+    number: int
 
 
 class Catalog:
-    """All runs, by creation, and all models, by name. Invariant: equals the store's committed rows."""
+    """All runs, by creation, and all models, by name. Invariant: equals the store's committed rows, with several
+    replicas those at the last `refresh`. `moved` is called with every run whose phase may be another one."""
 
-    def __init__(self, store: Store, runs: Mapping[RunId, Run], models: Mapping[ModelName, Model]) -> None:
-        self._store = store
-        self.runs: dict[RunId, Run] = dict(runs)
-        self.models: dict[ModelName, Model] = dict(models)
+    def __init__(self, store: Store, found: Found, moved: Callable[[Run], None] = lambda run: None) -> None:
+        self._store, self._moved = store, moved
+        self.runs, self.models, self._number = dict(found.runs), dict(found.models), found.number
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lock, self._told = asyncio.Lock(), asyncio.Event()
+        store.on_commit(self._committed)
 
     @classmethod
-    async def load(cls, store: Store) -> "Catalog":
-        """Read everything."""
-        found_runs, found_models = await store.read(_load)
-        return cls(store, found_runs, found_models)
+    async def load(cls, store: Store, moved: Callable[[Run], None] = lambda run: None) -> "Catalog":
+        """Read everything; `moved` is called with every run, then and whenever its phase may be another one."""
+        made = cls(store, await store.read(_load), moved)
+        for run in made.runs.values():
+            moved(run)
+        return made
+
+    async def refresh(self) -> None:
+        """Return when memory holds everything that was committed before, by whichever replica."""
+        if not self._store.url or (await self._store.read(numbers)).catalog == self._number:
+            return
+        async with self._lock:  # a command of this process is either read, or not yet in memory
+            found = await self._store.read(_load)
+            gone = [run for run_id, run in self.runs.items() if run_id not in found.runs]
+            self.runs, self.models, self._number = dict(found.runs), dict(found.models), found.number
+            for run in self.runs.values():
+                self._moved(run)
+            for run in gone:
+                self._moved(replace(run, phase=Phase.ROLLOUT))  # what is held finds that its rollout is gone
+
+    async def follow(self) -> None:
+        """Refresh whenever another replica changed something, for ever: what is held there waits for it."""
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            try:
+                await self.refresh()
+            except ShuttingDownError as error:
+                log.warning("runs and models could not be read: %s", error)
+                await asyncio.sleep(PAUSE)
+                self._told.set()
 
     def run(self, run_id: RunId) -> Run:
         """One run. Raises NotFoundError."""
@@ -46,48 +95,99 @@ class Catalog:
 
     async def create_run(self, run: Run, once: Once | None) -> tuple[Run, bool]:
         """Store a run; True = it was there. Raises AlreadyExistsError with other content."""
-        made, existed = await self._store.write(lambda tx: _create_run(tx, run, once))
-        self.runs.setdefault(made.run_id, made)
-        return made, existed
 
-    async def set_phase(self, run_id: RunId, phase: Phase) -> None:
-        """Store a run's phase."""
+        async def carry_out() -> tuple[Run, bool]:
+            made, existed = await self._store.write(lambda tx: _create_run(tx, run, once))
+            self.runs.setdefault(made.run_id, made)
+            return made, existed
+
+        return await self._whole(carry_out())
+
+    def forget_run(self, run_id: RunId) -> None:
+        """A run was deleted from the store."""
+        self.runs.pop(run_id, None)
+
+    async def set_phase(self, run_id: RunId, phase: Phase, once: Once | None, then: Callable[[], None]) -> bool:
+        """Store a run's phase and call `then`. False = a repeat, which changes nothing."""
         self.run(run_id)
-        await self._store.write(
-            lambda tx: tx.connection.execute(update(runs).where(runs.c.run_id == run_id).values(phase=phase)) and None
-        )
-        self.runs[run_id] = replace(self.runs[run_id], phase=phase)
+
+        async def carry_out() -> bool:
+            if not await self._store.write(lambda tx: _set_phase(tx, run_id, phase, once)):
+                return False
+            self.runs[run_id] = replace(self.runs[run_id], phase=phase)
+            then()
+            return True
+
+        return await self._whole(carry_out())
 
     async def register(self, model: Model, once: Once | None) -> tuple[Model, bool]:
         """Store a model, or replace it; its weights stay unless new ones are named. True = it was there."""
-        made, existed = await self._store.write(lambda tx: _register(tx, model, once))
-        self.models[made.name] = made
-        return made, existed
 
-    async def check_new(self, once: Once | None) -> None:
-        """Raise RequestIdReusedError where the request id was used for another request."""
-        await self._store.read(lambda connection: requests.first_answer(connection, once))
+        async def carry_out() -> tuple[Model, bool]:
+            made, existed, new = await self._store.write(lambda tx: _register(tx, model, once))
+            if new:
+                self.models[made.name] = made
+            return made, existed
+
+        return await self._whole(carry_out())
+
+    async def published(self, once: Once | None) -> tuple[str, str] | None:
+        """Version and path that this request published before; None = it is new. Raises RequestIdReusedError."""
+        answer = await self._store.read(lambda connection: requests.first_answer(connection, once))
+        if answer is None:
+            return None
+        weight_version, weights_path = orjson.loads(answer)
+        return weight_version, weights_path
 
     async def set_weights(self, name: ModelName, weight_version: str, weights_path: str, once: Once | None) -> Model:
         """Store which weights a model has from now on."""
-        model = await self._store.write(lambda tx: _set_weights(tx, name, weight_version, weights_path, once))
-        self.models[name] = model
-        return model
+        async with self._lock:
+            model = await self._store.write(lambda tx: _set_weights(tx, name, weight_version, weights_path, once))
+            self.models[name] = model
+            return model
 
-    async def delete_models(self, name: ModelName | None) -> int:
-        """Remove one model, or all; how many there were."""
-        query = delete(models) if name is None else delete(models).where(models.c.name == name)
-        count = await self._store.write(lambda tx: tx.connection.execute(query).rowcount)
-        gone = list(self.models) if name is None else [name]
-        for one in gone:
-            self.models.pop(one, None)
-        return count
+    async def delete_models(self, name: ModelName | None, once: Once | None) -> int:
+        """Remove one model, or all; how many there were. A repeat gives the first answer and removes nothing."""
+
+        async def carry_out() -> int:
+            count, new = await self._store.write(lambda tx: _delete_models(tx, name, once))
+            gone = () if not new else tuple(self.models) if name is None else (name,)
+            for one in gone:
+                self.models.pop(one, None)
+            return count
+
+        return await self._whole(carry_out())
+
+    async def _whole(self, command: Coroutine[Any, Any, T]) -> T:
+        """The command's result; it goes on where the caller goes away."""
+        task = asyncio.create_task(self._alone(command))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    async def _alone(self, command: Coroutine[Any, Any, T]) -> T:
+        async with self._lock:
+            return await command
+
+    def _committed(self, change: int) -> None:
+        if self._store.url and self._store.latest.catalog != self._number:
+            self._told.set()
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone
 
 
 def _create_run(tx: Transaction, run: Run, once: Once | None) -> tuple[Run, bool]:
     answer = requests.first_answer(tx.connection, once)
     row = tx.connection.execute(select(runs).where(runs.c.run_id == run.run_id)).first()
+    if row is None and answer is not None:
+        raise NotFoundError(f"runs/{run.run_id} was deleted", name=f"runs/{run.run_id}")
+    if row is None and facts.has(tx.connection, f"deleting {run.run_id}"):
+        raise WrongStateError(f"runs/{run.run_id} is being deleted", name=f"runs/{run.run_id}")
     if row is None:
+        tx.change_catalog()
         inserted = tx.connection.execute(insert(runs), _run_row(replace(run, create_time=tx.now))).inserted_primary_key
         assert inserted is not None
         made, existed = replace(run, create_time=tx.now, ordinal=inserted[0]), False
@@ -97,15 +197,28 @@ def _create_run(tx: Transaction, run: Run, once: Once | None) -> tuple[Run, bool
             name = f"runs/{run.run_id}"
             raise AlreadyExistsError(f"{name} exists with other content", name=name)
     if answer is not None:
-        return replace(made, phase=Phase.ROLLOUT), bool(orjson.loads(answer))
-    requests.remember(tx, once, orjson.dumps(existed))
+        existed, phase = orjson.loads(answer)
+        return replace(made, phase=Phase(phase)), existed
+    requests.remember(tx, once, orjson.dumps((existed, made.phase)))
     return made, existed
 
 
-def _register(tx: Transaction, model: Model, once: Once | None) -> tuple[Model, bool]:
+def _set_phase(tx: Transaction, run_id: RunId, phase: Phase, once: Once | None) -> bool:
+    if requests.first_answer(tx.connection, once) is not None:
+        return False
+    tx.change_catalog()
+    tx.connection.execute(update(runs).where(runs.c.run_id == run_id).values(phase=phase))
+    requests.remember(tx, once, b"null")
+    return True
+
+
+def _register(tx: Transaction, model: Model, once: Once | None) -> tuple[Model, bool, bool]:
+    """(as stored, whether it was there, whether anything was done)."""
+    if (answer := requests.first_answer(tx.connection, once)) is not None:
+        existed, fields = orjson.loads(answer)
+        fields |= {"role": Role(fields["role"]), "engines": tuple(fields["engines"])}
+        return Model(**fields), existed, False
     row = tx.connection.execute(select(models).where(models.c.name == model.name)).first()
-    if (answer := requests.first_answer(tx.connection, once)) is not None and row is not None:
-        return _model(row), bool(orjson.loads(answer))
     made = replace(model, create_time=tx.now)
     if row is not None:
         stored = _model(row)
@@ -115,9 +228,20 @@ def _register(tx: Transaction, model: Model, once: Once | None) -> tuple[Model, 
         tx.connection.execute(update(models).where(models.c.name == model.name).values(_model_row(made)))
     else:
         tx.connection.execute(insert(models), _model_row(made))
-    if answer is None:
-        requests.remember(tx, once, orjson.dumps(row is not None))
-    return made, row is not None
+    tx.change_catalog()
+    requests.remember(tx, once, orjson.dumps((row is not None, made)))
+    return made, row is not None, True
+
+
+def _delete_models(tx: Transaction, name: ModelName | None, once: Once | None) -> tuple[int, bool]:
+    """(how many there were, whether anything was done)."""
+    if (answer := requests.first_answer(tx.connection, once)) is not None:
+        return orjson.loads(answer), False
+    query = delete(models) if name is None else delete(models).where(models.c.name == name)
+    tx.change_catalog()
+    count = tx.connection.execute(query).rowcount
+    requests.remember(tx, once, orjson.dumps(count))
+    return count, True
 
 
 def _set_weights(tx: Transaction, name: ModelName, weight_version: str, weights_path: str, once: Once | None) -> Model:
@@ -126,9 +250,10 @@ def _set_weights(tx: Transaction, name: ModelName, weight_version: str, weights_
     if row is None:
         raise NotFoundError(f"models/{name} is not registered", name=f"models/{name}")
     values = {"weight_version": weight_version, "weights_path": weights_path}
+    tx.change_catalog()
     tx.connection.execute(update(models).where(models.c.name == name).values(values))
     if answer is None:
-        requests.remember(tx, once, b"null")
+        requests.remember(tx, once, orjson.dumps((weight_version, weights_path)))
     return replace(_model(row), weight_version=weight_version, weights_path=weights_path)
 
 
@@ -147,10 +272,14 @@ def check_model(model: Model) -> None:
         raise InvalidFieldError("weight_version is longer than 64 characters", field="model.weight_version")
 
 
-def _load(connection: Connection) -> tuple[dict[RunId, Run], dict[ModelName, Model]]:
+def _load(connection: Connection) -> Found:
     found_runs = [_run(row) for row in connection.execute(select(runs).order_by(runs.c.ordinal))]
     found_models = [_model(row) for row in connection.execute(select(models))]
-    return {run.run_id: run for run in found_runs}, {model.name: model for model in found_models}
+    return Found(
+        runs={run.run_id: run for run in found_runs},
+        models={model.name: model for model in found_models},
+        number=numbers(connection).catalog,
+    )
 
 
 def _run_row(run: Run) -> dict[str, Any]:

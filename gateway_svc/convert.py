@@ -25,11 +25,13 @@ from gateway_svc.types import (
     Rollout,
     RolloutSpec,
     RolloutState,
+    RolloutStatus,
     Run,
     Split,
 )
 from whippletree.errors import InvalidFieldError
 
+_NEW = RolloutStatus()
 MAX_HOLD = Micros(timedelta(minutes=10) // timedelta(microseconds=1))
 LONGEST = 315_576_000_000
 """Seconds of the longest valid Duration."""
@@ -181,6 +183,29 @@ def rollout_to_pb(rollout: Rollout) -> rollout_pb2.Rollout:
         made.runner.ParseFromString(asked.runner)
     if asked.metadata:
         made.metadata.ParseFromString(asked.metadata)
+    return made
+
+
+def created_to_pb(
+    request: rollout_pb2.CreateRolloutRequest, rollout: Rollout, existed: bool
+) -> rollout_pb2.CreateRolloutResponse:
+    """The answer of a create. The stored content is the request's: copying it is cheaper than reading it anew."""
+    if rollout.status != _NEW:
+        return rollout_pb2.CreateRolloutResponse(rollout=rollout_to_pb(rollout), existed=existed)
+    made = rollout_pb2.CreateRolloutResponse(rollout=request.rollout, existed=existed)
+    copy, asked = made.rollout, rollout.spec
+    copy.ClearField("state_message")
+    copy.ClearField("attempt")
+    copy.ClearField("start_time")
+    copy.ClearField("finish_time")
+    if not asked.runner:
+        copy.ClearField("runner")
+    if not asked.metadata:
+        copy.ClearField("metadata")
+    copy.name, copy.split = f"rollouts/{asked.rollout_id}", SPLITS[asked.split]
+    copy.state, copy.revision = rollout_pb2.ROLLOUT_STATE_QUEUED, rollout.status.revision
+    copy.create_time.FromMicroseconds(rollout.create_time)
+    copy.input.SetInParent()
     return made
 
 

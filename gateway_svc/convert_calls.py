@@ -3,10 +3,10 @@
 from google.protobuf.struct_pb2 import Struct
 from whippletree.v1 import event_pb2, inference_pb2, model_call_pb2
 
-from gateway_svc import names
-from gateway_svc.convert import duration, once, timestamp
+from gateway_svc import names, retry
+from gateway_svc.convert import ROLES, duration, once, timestamp
 from gateway_svc.convert_sampling import asked_from_pb, sampling_to_pb
-from gateway_svc.types import Ask, Event, Finish, Log, Mode, ModelCall, Note, Reward, View
+from gateway_svc.types import Ask, Event, Finish, Log, Mode, ModelCall, Note, Repeat, Reward, View
 from whippletree.errors import InvalidFieldError
 from whippletree.tokens import unpack_floats, unpack_ids
 
@@ -16,6 +16,8 @@ FINISHES = {
     Finish.LENGTH: model_call_pb2.FINISH_REASON_LENGTH,
     Finish.ABORT: model_call_pb2.FINISH_REASON_ABORT,
 }
+DIGEST_LIMIT = 64
+KEY_LIMIT = 255
 _MODES = {value: key for key, value in MODES.items()} | {model_call_pb2.CALL_MODE_UNSPECIFIED: Mode.TRAIN}
 _VIEWS = {
     event_pb2.EVENT_VIEW_UNSPECIFIED: View.BASIC,
@@ -63,6 +65,22 @@ def ask(request: inference_pb2.GenerateRequest) -> Ask:
         dialect=request.dialect,
         choice_index=request.choice_index,
         once=once("Generate", request.request_id, request),
+        repeat=_repeat(request, _MODES[request.mode]),
+    )
+
+
+def _repeat(request: inference_pb2.GenerateRequest, mode: Mode) -> Repeat | None:
+    """What the request says of itself; None where it has no digest."""
+    if len(request.body_digest) > DIGEST_LIMIT:
+        raise InvalidFieldError(f"body_digest is longer than {DIGEST_LIMIT} bytes", field="body_digest")
+    if len(request.idempotency_key) > KEY_LIMIT:
+        raise InvalidFieldError(f"idempotency_key is longer than {KEY_LIMIT} characters", field="idempotency_key")
+    if not request.body_digest:
+        return None
+    return Repeat(
+        turn=retry.turn(request.body_digest, mode, request.model, request.choice_index),
+        key=request.idempotency_key,
+        is_retry=request.is_retry,
     )
 
 
@@ -112,6 +130,7 @@ def call_to_pb(call: ModelCall, how: View) -> model_call_pb2.ModelCall:
         engine_duration=duration(head.engine_time),
         parent_call_id=call.parent_call_id,
         shared_token_count=call.shared,
+        role=ROLES[head.role],
     )
     if how == View.PACKED:
         made.packed.prompt_suffix = call.suffix

@@ -1,7 +1,7 @@
 """Events in the store: append and read. Model calls are appended by `calls.record`."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -11,7 +11,7 @@ from gateway_svc import calls, requests, rollout_state, rollouts
 from gateway_svc.schema import events
 from gateway_svc.store import Transaction
 from gateway_svc.types import Event, Log, ModelCall, Note, Once, Payload, Reward, RolloutId, View
-from whippletree.errors import InvalidFieldError, RewardNotFiniteError
+from whippletree.errors import InvalidFieldError, NotFoundError, RewardNotFiniteError
 
 LABEL_LIMIT = 128
 """Characters of a note's type, a reward's source, a log's stream."""
@@ -53,7 +53,11 @@ def append(
     """Store one event of the current attempt. Raises StaleAttemptError, RolloutEndedError, InvalidFieldError."""
     rollout = rollouts.get(tx.connection, rollout_id)
     if (answer := requests.first_answer(tx.connection, once)) is not None:
-        return page(tx.connection, rollout.ordinal, rollout_id, orjson.loads(answer) - 1, 1, View.BASIC)[0]
+        first = page(tx.connection, rollout.ordinal, rollout_id, orjson.loads(answer) - 1, 1, View.BASIC)
+        if not first or first[0].sequence != orjson.loads(answer):
+            name = f"rollouts/{rollout_id}/events/{orjson.loads(answer)}"
+            raise NotFoundError(f"{name} was deleted since this request was answered", name=name)
+        return first[0]
     rollout_state.check_writable(rollout.status, attempt, f"rollouts/{rollout_id}")
     if (
         isinstance(payload, Reward)
@@ -62,9 +66,8 @@ def append(
     ):
         raise InvalidFieldError(f"the rollout has no call {payload.call_id}", field="reward.call_id")
     row = {"rollout": rollout.ordinal, "attempt": attempt, "create_time": tx.now, "may_ignore": may_ignore}
-    inserted = tx.connection.execute(insert(events), row | _row(payload)).inserted_primary_key
-    assert inserted is not None
-    sequence: int = inserted[0]
+    sequence = tx.next_sequence()
+    tx.connection.execute(insert(events), row | _row(payload) | {"sequence": sequence})
     requests.remember(tx, once, orjson.dumps(sequence))
     return Event(
         rollout_id=rollout_id,
@@ -85,13 +88,23 @@ def page(
         query = query.where(events.c.attempt == attempt)
     rows = connection.execute(query.order_by(events.c.sequence).limit(size)).all()
     found = calls.by_sequence(connection, [row.sequence for row in rows if row.kind == "call"], view)
-    return list(_events(rows, rollout_id, found))
+    return list(_events(rows, dict.fromkeys((row.sequence for row in rows), rollout_id), found))
 
 
-def _events(rows: Any, rollout_id: RolloutId, found: dict[int, ModelCall]) -> Iterator[Event]:
+def of(connection: Connection, wanted: Mapping[int, RolloutId], view: View) -> list[Event]:
+    """The events of these sequences (at most 1,000), each of the rollout named, by sequence."""
+    if not wanted:
+        return []
+    query = select(events).where(events.c.sequence.in_(list(wanted))).order_by(events.c.sequence)
+    rows = connection.execute(query).all()
+    found = calls.by_sequence(connection, [row.sequence for row in rows if row.kind == "call"], view)
+    return list(_events(rows, wanted, found))
+
+
+def _events(rows: Any, owners: Mapping[int, RolloutId], found: dict[int, ModelCall]) -> Iterator[Event]:
     for row in rows:
         yield Event(
-            rollout_id=rollout_id,
+            rollout_id=owners[row.sequence],
             sequence=row.sequence,
             attempt=row.attempt,
             create_time=row.create_time,

@@ -1,23 +1,24 @@
 """The path of one call: look up, validate, hold, sample, check, record, answer.
 
-In: an `Ask`. Out: a durable `Event` with its `ModelCall`. The same request_id joins the running generation or gets
-the recorded one. When the last caller goes away the generation is aborted at the engine and nothing is recorded.
+In: an `Ask`. Out: a durable `Event` with its `ModelCall`. The same request_id, or a harness's retry, joins the running
+generation or gets the recorded one. A generation that no caller came back for is aborted at the engine, and nothing is
+recorded.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
 
-from gateway_svc import calls, prefix, requests, rollout_state, rollouts, sampling, weights
+from gateway_svc import calls, prefix, requests, rollout_state, rollouts, sampling, turns, weights
 from gateway_svc.catalog import Catalog
 from gateway_svc.engines import answer
 from gateway_svc.engines.pool import Pool
 from gateway_svc.engines.sglang import RESERVED, EngineError, Sglang
+from gateway_svc.flights import Flights
 from gateway_svc.phase import Gates
 from gateway_svc.store import Store
 from gateway_svc.types import (
@@ -29,6 +30,7 @@ from gateway_svc.types import (
     Micros,
     Model,
     ModelName,
+    Role,
     Run,
     RunId,
     Sampled,
@@ -37,7 +39,7 @@ from whippletree.errors import (
     ContextLengthExceededError,
     EngineUnavailableError,
     InvalidFieldError,
-    RequestIdReusedError,
+    NotFoundError,
     TokenOutOfVocabularyError,
 )
 from whippletree.tokens import unpack_ids
@@ -47,24 +49,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What the store knows when a call comes: the answer of an earlier equal request, or what it needs to begin."""
+    """What the store knows when a call comes: the answer of the same request, or what it needs to begin.
+
+    `retried` = a recorded call waits for just this request.
+    """
 
     earlier: Event | None
+    retried: bool
+    ordinal: int
     run_id: RunId
     match: prefix.Match
 
 
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """A running generation and how many callers wait for it."""
-
-    digest: bytes
-    task: "asyncio.Task[Event]"
-    waiting: int = 0
-
-
 class Generator:
-    """Runs calls. `tries` = how often an engine is asked for one response; `pause` = seconds between two tries."""
+    """Runs calls. `tries` = how often an engine is asked for one response; `pause` = seconds between two tries.
+
+    `retry_grace` = seconds for which a generation whose callers have all gone away waits for a retry.
+    """
 
     def __init__(
         self,
@@ -78,64 +79,43 @@ class Generator:
         new_id: Callable[[], str],
         tries: int,
         pause: float,
+        retry_grace: float,
     ) -> None:
         self._store, self._catalog, self._gates, self._pool, self._client = store, catalog, gates, pool, client
         self._clock, self._new_id, self._tries, self._pause = clock, new_id, tries, pause
-        self._flights: dict[str, _Flight] = {}
-        self._tasks: set[asyncio.Task[Event]] = set()
+        self._flights = Flights(grace=retry_grace)
 
     async def generate(self, ask: Ask) -> Event:
         """Sample, record, answer. Raises the errors that `inference.proto` names."""
         key = ask.once.request_id if ask.once else f" {self._new_id()}"
         digest = ask.once.digest if ask.once else b""
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = _Flight(digest=digest, task=asyncio.create_task(self._run(ask)))
-            self._flights[key] = flight
-            self._tasks.add(flight.task)
-            flight.task.add_done_callback(partial(self._landed, key))
-        elif flight.digest != digest:
-            raise RequestIdReusedError(f"request_id {key} was used for another request")
-        return await self._join(key, flight)
+        flight = self._flights.find(key, digest, ask) or self._flights.begin(
+            key, digest, ask, lambda begun: self._run(ask, lambda: begun.left)
+        )
+        event = await self._flights.wait(flight)
+        if ask.once is not None and ask.once != flight.ask.once:  # its answer must be known before it leaves
+            await self._store.write(lambda tx: turns.joined(tx, event.sequence, ask))
+        return event
 
     async def close(self) -> None:
         """Abort what still runs."""
-        for task in self._tasks:
-            if not task.cancelling():  # a second cancellation would cut the abort that the first one began
-                task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._flights.close()
 
-    async def _join(self, key: str, flight: _Flight) -> Event:
-        """Wait for a generation; the last caller that goes away ends it."""
-        flight.waiting += 1
-        try:
-            return await asyncio.shield(flight.task)
-        finally:
-            flight.waiting -= 1
-            if flight.waiting == 0 and not flight.task.done():
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
-                flight.task.cancel()
-
-    def _landed(self, key: str, task: "asyncio.Task[Event]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # its callers may be gone
-        if (flight := self._flights.get(key)) is not None and flight.task is task:
-            del self._flights[key]
-
-    async def _run(self, ask: Ask) -> Event:
+    async def _run(self, ask: Ask, left: Callable[[], bool]) -> Event:
+        """`left()` = nobody waits any more."""
         begin = self._clock()
-        seen = await self._store.read(lambda connection: _look(connection, ask))
+        seen = await self._look(ask, left)
         if seen.earlier is not None:
             return seen.earlier
+        await self._catalog.refresh()
         run = self._catalog.run(seen.run_id)
         name = ModelName(ask.model) if ask.model else run.policy
+        check_callable(run, self._catalog.model(name))
         room = check_prompt(ask.prompt, self._catalog.model(name))
         keys = (f"runs/{run.run_id}", f"models/{name}")
         async with self._gates.admitted(keys, run.max_hold / 1e6) as held:
             if held:
-                seen = await self._store.read(lambda connection: _look(connection, ask))
+                seen = await self._look(ask, left)
                 if seen.earlier is not None:
                     return seen.earlier
             model = self._catalog.model(name)
@@ -156,9 +136,17 @@ class Generator:
                 hold=Micros(round(held * 1e6)),
                 engine_time=Micros(self._clock() - sent),
                 spans=found.spans,
+                role=model.role,
             )
             draft = calls.Draft(ask=ask, call_id=call_id, head=head, match=seen.match, sampled=found)
-            return await self._store.write(lambda tx: calls.record(tx, draft))
+            return await self._store.write(lambda tx: turns.record(tx, draft, seen.ordinal, lost=left()))
+
+    async def _look(self, ask: Ask, left: Callable[[], bool]) -> _Seen:
+        """Raises NotFoundError, RequestIdReusedError, StaleAttemptError, RolloutEndedError."""
+        seen = await self._store.read(lambda connection: _look(connection, ask))
+        if not seen.retried:
+            return seen
+        return replace(seen, earlier=await self._store.write(lambda tx: turns.take_over(tx, ask, lost=left())))
 
     async def _sample(self, ask: Ask, model: Model, used: sampling.Used, call_id: CallId) -> tuple[str, Sampled]:
         """One good response and the engine that gave it, after at most `tries` tries."""
@@ -200,6 +188,13 @@ def accept(body: Mapping[str, Any], model: Model) -> Sampled:
     return found
 
 
+def check_callable(run: Run, model: Model) -> None:
+    """Raise NotFoundError where this run's rollouts may not call this model: it is another run's policy."""
+    if model.name != run.policy and model.role != Role.AUXILIARY:
+        name = f"models/{model.name}"
+        raise NotFoundError(f"{name} is neither the policy of runs/{run.run_id} nor an auxiliary model", name=name)
+
+
 def check_prompt(prompt: bytes, model: Model) -> int:
     """Room for the response in tokens. Raises where the prompt cannot be given to this model."""
     if not prompt or len(prompt) % 4:
@@ -229,8 +224,11 @@ def _look(connection: Connection, ask: Ask) -> _Seen:
     """Raises NotFoundError, RequestIdReusedError, StaleAttemptError, RolloutEndedError."""
     if (earlier := requests.first_answer(connection, ask.once)) is not None:
         event = calls.replayed(connection, earlier)
-        return _Seen(earlier=event, run_id=RunId(""), match=prefix.Match(parent=None, shared=0))
+        return _Seen(
+            earlier=event, retried=False, ordinal=0, run_id=RunId(""), match=prefix.Match(parent=None, shared=0)
+        )
     rollout = rollouts.get(connection, ask.rollout_id)
     rollout_state.check_writable(rollout.status, ask.attempt, f"rollouts/{ask.rollout_id}")
+    retried = turns.retried(connection, rollout.ordinal, ask) is not None
     match = calls.parent(connection, rollout.ordinal, ask.attempt, ask.prompt)
-    return _Seen(earlier=None, run_id=rollout.spec.run_id, match=match)
+    return _Seen(earlier=None, retried=retried, ordinal=rollout.ordinal, run_id=rollout.spec.run_id, match=match)

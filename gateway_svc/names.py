@@ -4,7 +4,7 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 from gateway_svc.types import ModelName, RolloutId, RunId
-from whippletree.errors import InvalidFieldError
+from whippletree.errors import InvalidFieldError, ResumeTokenExpiredError
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?")
 _MODEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -57,6 +57,23 @@ def position(kind: str, text: str, field: str) -> str:
     if found != kind or not value:
         raise InvalidFieldError(f"{field} is none of ours", field=field)
     return value
+
+
+def resume(kind: str, identity: str, *positions: int) -> str:
+    """An opaque resume token for positions in a stream of the store of this identity."""
+    return token(kind, ".".join([identity, *map(str, positions)]))
+
+
+def resumed(kind: str, identity: str, text: str, count: int) -> tuple[int, ...]:
+    """The positions in a token of `resume`, zeros for an empty one. ResumeTokenExpiredError: it is another store's."""
+    if not text:
+        return (0,) * count
+    head, *rest = position(kind, text, "resume_token").split(".")
+    if head != identity:
+        raise ResumeTokenExpiredError("the resume token is from another store")
+    if len(rest) != count or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in rest):
+        raise InvalidFieldError("resume_token is none of ours", field="resume_token")
+    return tuple(map(int, rest))
 
 
 def number(kind: str, text: str, field: str) -> int:

@@ -7,6 +7,7 @@ generation.
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from gateway_svc.catalog import Catalog
 from gateway_svc.engines.pool import Pool
@@ -32,8 +33,10 @@ class Publisher:
             raise InvalidFieldError("weight_version is empty or longer than 64 characters", field="weight_version")
         if not weights_path:
             raise InvalidFieldError("weights_path is missing", field="weights_path")
-        self._catalog.model(name)
-        await self._catalog.check_new(once)
+        await self._catalog.refresh()
+        model = self._catalog.model(name)
+        if (earlier := await self._catalog.published(once)) is not None:  # newer weights may be in place: they stay
+            return replace(model, weight_version=earlier[0], weights_path=earlier[1])
         task = asyncio.create_task(self._publish(name, weight_version, weights_path, once))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -52,15 +55,18 @@ class Publisher:
                 if model.weights_path != weights_path:
                     text = f"models/{name} has version {weight_version} from {model.weights_path}"
                     raise AlreadyExistsError(text, name=f"models/{name}")
-                return model
+                return await self._catalog.set_weights(name, weight_version, weights_path, once)
             key = f"models/{name}"
             self._gates.close(key)
             try:
-                await self._gates.drained(key)
-                await self._load(model, weights_path, weight_version)
-                done = await self._catalog.set_weights(name, weight_version, weights_path, once)
-                log.info("models/%s has weights %s", name, weight_version)
-                return done
+                async with self._gates.empty(key):
+                    await self._catalog.refresh()  # another replica may have published meanwhile
+                    model = self._catalog.model(name)
+                    if (model.weight_version, model.weights_path) != (weight_version, weights_path):
+                        await self._load(model, weights_path, weight_version)
+                    done = await self._catalog.set_weights(name, weight_version, weights_path, once)
+                    log.info("models/%s has weights %s", name, weight_version)
+                    return done
             finally:
                 self._gates.open(key)
 

@@ -3,17 +3,19 @@
 Functions with a `Transaction` are operations of the writer, those with a `Connection` are queries.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import orjson
 from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
 
-from gateway_svc import requests, rollout_state
+from gateway_svc import facts, requests, rollout_state
 from gateway_svc.rollout_state import Step
-from gateway_svc.schema import attempts, rollouts, runs
-from gateway_svc.store import Transaction
+from gateway_svc.schema import attempts, deletions, rollouts, runs
+from gateway_svc.store import Transaction, last_change
 from gateway_svc.types import (
     Attempt,
     Once,
@@ -26,10 +28,12 @@ from gateway_svc.types import (
     RunId,
     Split,
 )
-from whippletree.errors import AlreadyExistsError, NotFoundError, ResumeTokenExpiredError
+from whippletree.errors import AlreadyExistsError, NotFoundError
 
 _BY_ID = select(rollouts).where(rollouts.c.rollout_id == bindparam("id"))
 _IDS_PER_QUERY = 500
+_ROWS_PER_INSERT = 512
+_NEW = RolloutStatus()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +47,13 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Rollouts changed after a number, by change; complete up to `upto`, the last change where nothing is `more`."""
+    """Rollouts changed after a number, by change; complete up to `upto`, the last change where nothing is `more`.
+
+    `deleted` = names of those that were deleted in the same span.
+    """
 
     rollouts: tuple[Rollout, ...]
+    deleted: tuple[facts.Deleted, ...]
     upto: int
     more: bool
 
@@ -56,9 +64,9 @@ def create(tx: Transaction, specs: Sequence[RolloutSpec], once: Once | None) -> 
     if (answer := requests.first_answer(tx.connection, once)) is not None:
         return _created_before(specs, known, answer)
     _check_runs(tx.connection, {spec.run_id for spec in specs})
-    rows: list[dict[str, Any]] = []
+    new: list[Rollout] = []
     answers: list[tuple[Rollout, bool]] = []
-    ordinal = tx.connection.execute(select(func.max(rollouts.c.ordinal))).scalar() or 0
+    ordinal = facts.last_ordinal(tx.connection)
     for spec in specs:
         if (stored := known.get(spec.rollout_id)) is not None:
             if stored.spec != spec:
@@ -67,12 +75,11 @@ def create(tx: Transaction, specs: Sequence[RolloutSpec], once: Once | None) -> 
             answers.append((stored, True))
             continue
         ordinal += 1
-        made = Rollout(ordinal=ordinal, spec=spec, status=RolloutStatus(), create_time=tx.now, change=tx.next_change())
+        made = Rollout(ordinal=ordinal, spec=spec, status=_NEW, create_time=tx.now, change=tx.next_change())
         known[spec.rollout_id] = made
         answers.append((made, False))
-        rows.append(_row(made))
-    if rows:
-        tx.connection.execute(insert(rollouts), rows)
+        new.append(made)
+    _insert(tx.connection, new)
     if once is not None:
         brief = [None if not existed else requests.pack_status(rollout.status).decode() for rollout, existed in answers]
         requests.remember(tx, once, orjson.dumps(brief))
@@ -144,14 +151,28 @@ def page(connection: Connection, wanted: Filter, after: int, size: int) -> list[
 
 
 def changed(connection: Connection, wanted: Filter, after: int, size: int) -> Changes:
-    """At most `size` rollouts changed after the number `after`. Raises ResumeTokenExpiredError for a number to come."""
-    last = connection.execute(select(func.max(rollouts.c.change))).scalar() or 0
-    if after > last:
-        raise ResumeTokenExpiredError("the resume token is from another store")
+    """At most `size` rollouts changed after the number `after`, and as many deleted. Raises ResumeTokenExpiredError."""
+    last = last_change(connection)
+    facts.check_known(connection, after, last)
     query = _filtered(select(rollouts), wanted).where(rollouts.c.change > after)
     found = tuple(_rollout(row) for row in connection.execute(query.order_by(rollouts.c.change).limit(size)))
     more = len(found) == size
-    return Changes(rollouts=found, upto=found[-1].change if more else last, more=more)
+    upto = found[-1].change if more else last
+    gone = facts.deleted(connection, wanted.run_id, after, upto, size) if after else ()
+    if len(gone) == size:
+        upto, more = gone[-1].change, True
+        found = tuple(rollout for rollout in found if rollout.change <= upto)
+    return Changes(rollouts=found, deleted=gone, upto=upto, more=more)
+
+
+def touched(connection: Connection, after: int) -> tuple[dict[RunId, int], int]:
+    """Runs of which a rollout changed or was deleted after a number, each with its last change; and the last of all."""
+    last: dict[RunId, int] = {}
+    for table in (rollouts, deletions):
+        query = select(table.c.run_id, func.max(table.c.change)).where(table.c.change > after).group_by(table.c.run_id)
+        for run_id, change in connection.execute(query):
+            last[run_id] = max(change, last.get(run_id, 0))
+    return last, max(last.values(), default=after)
 
 
 def get_attempt(connection: Connection, rollout_id: RolloutId, number: int) -> Attempt:
@@ -219,6 +240,9 @@ def _created_before(
     """The first answer of a create: new ones as they were made, others as they stood."""
     answers: list[tuple[Rollout, bool]] = []
     for spec, brief in zip(specs, orjson.loads(answer), strict=True):
+        if spec.rollout_id not in known:
+            name = f"rollouts/{spec.rollout_id}"
+            raise NotFoundError(f"{name} was deleted since this request was answered", name=name)
         status = RolloutStatus() if brief is None else requests.unpack_status(brief)
         answers.append((replace(known[spec.rollout_id], status=status), brief is not None))
     return answers
@@ -232,6 +256,24 @@ def _known(connection: Connection, ids: Sequence[RolloutId]) -> dict[RolloutId, 
         for row in connection.execute(select(rollouts).where(rollouts.c.rollout_id.in_(part))):
             found[row.rollout_id] = _rollout(row)
     return found
+
+
+def _insert(connection: Connection, new: Sequence[Rollout]) -> None:
+    """Store new rollouts. SQLite gets one statement for many: between two it would give up and await Python's lock."""
+    if connection.dialect.name != "sqlite":
+        if new:
+            connection.execute(insert(rollouts), [_row(rollout) for rollout in new])
+        return
+    for begin in range(0, len(new), _ROWS_PER_INSERT):
+        rows = [_row(rollout) for rollout in new[begin : begin + _ROWS_PER_INSERT]]
+        columns = tuple(rows[0])
+        connection.exec_driver_sql(_insert_many(columns, len(rows)), tuple(itertools.chain(*map(dict.values, rows))))
+
+
+@cache
+def _insert_many(columns: Sequence[str], count: int) -> str:
+    marks = f"({', '.join('?' * len(columns))})"
+    return f"INSERT INTO rollouts ({', '.join(columns)}) VALUES {', '.join([marks] * count)}"
 
 
 def _check_runs(connection: Connection, wanted: set[RunId]) -> None:

@@ -6,6 +6,9 @@ that SQLite reads the others without them. Times are microseconds; enums are sto
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
 
+Number = BigInteger().with_variant(Integer, "sqlite")
+"""64 bits everywhere: SQLite's INTEGER has as many, and must be called so as a primary key."""
+
 metadata = MetaData(
     naming_convention={"ix": "ix_%(table_name)s_%(column_0_N_name)s", "uq": "uq_%(table_name)s_%(column_0_N_name)s"}
 )
@@ -42,7 +45,7 @@ models = Table(
 rollouts = Table(
     "rollouts",
     metadata,
-    Column("ordinal", Integer, primary_key=True),
+    Column("ordinal", Number, primary_key=True),
     Column("rollout_id", Text, nullable=False, unique=True),
     Column("run_id", Text, nullable=False),
     Column("group_id", Text, nullable=False),
@@ -69,7 +72,7 @@ rollouts = Table(
 attempts = Table(
     "attempts",
     metadata,
-    Column("rollout", Integer, primary_key=True),
+    Column("rollout", Number, primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("worker", Text, nullable=False),
     Column("start_time", BigInteger, nullable=False),
@@ -82,8 +85,8 @@ attempts = Table(
 events = Table(
     "events",
     metadata,
-    Column("sequence", Integer, primary_key=True),
-    Column("rollout", Integer, nullable=False),
+    Column("sequence", Number, primary_key=True),
+    Column("rollout", Number, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("create_time", BigInteger, nullable=False),
     Column("may_ignore", Boolean, nullable=False),
@@ -101,15 +104,15 @@ log: label = stream, body = UTF-8 text. call: call_id, the rest in `calls` under
 calls = Table(
     "calls",
     metadata,
-    Column("sequence", Integer, primary_key=True),
+    Column("sequence", Number, primary_key=True),
     Column("call_id", Text, nullable=False, unique=True),
-    Column("rollout", Integer, nullable=False),
+    Column("rollout", Number, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("prompt_count", Integer, nullable=False),
     Column("response_count", Integer, nullable=False),
     Column("length", Integer, nullable=False),
     Column("digest", LargeBinary, nullable=False),
-    Column("parent", Integer),
+    Column("parent", Number),
     Column("parent_call_id", Text, nullable=False),
     Column("shared", Integer, nullable=False),
     Column("delivered", Boolean, nullable=False),
@@ -133,3 +136,53 @@ requests = Table(
     sqlite_with_rowid=False,
 )
 """Requests that were answered, for 24 hours; `answer` is what the method needs to answer the same again."""
+
+deletions = Table(
+    "deletions",
+    metadata,
+    Column("change", BigInteger, primary_key=True, autoincrement=False),
+    Column("ordinal", Number, nullable=False),
+    Column("rollout_id", Text, nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("purged", Boolean, nullable=False),
+    Column("create_time", BigInteger, nullable=False),
+    Index("ix_deletions_purged_change", "purged", "change"),
+)
+"""Rollouts that were deleted, by the number of that change; not `purged` = attempts, events or calls are left."""
+
+facts = Table(
+    "facts",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("text", Text, nullable=False),
+)
+"""What the store knows of itself. `store`: its identity, in every resume token. `deleted_events`: events that were
+deleted, which explains gaps of the sequence. `deleted_ordinal`: the highest ordinal of a deleted rollout, never given
+again. `forgotten_change`: changes up to here have lost their deletions. `deleting RUN`: this run is being deleted."""
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("rollout", Number, primary_key=True),
+    Column("sequence", Number, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, nullable=False),
+    Column("turn", LargeBinary, nullable=False),
+    Column("idempotency_key", Text, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("lost", Boolean, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""By rollout and call: the digest of what the call answers (`retry.turn`), the latest request that was given it, and
+whether that request's harness went away before the reply was written out in full."""
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("key", Integer, primary_key=True, autoincrement=False),
+    Column("change", BigInteger, nullable=False),
+    Column("sequence", BigInteger, nullable=False),
+    Column("catalog", BigInteger, nullable=False),
+)
+"""One row: the last numbers given, of a change of a rollout, of an event, and of a change of runs or models. On
+PostgreSQL the writer locks it for its transaction, so that numbers become visible in their order."""

@@ -5,11 +5,14 @@ at the engines, queued writes are committed, the store is closed.
 """
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
+from grpc_health.v1 import health, health_pb2
 from whippletree.v1 import (
     attempt_pb2_grpc,
     event_pb2_grpc,
@@ -20,14 +23,17 @@ from whippletree.v1 import (
     run_pb2_grpc,
 )
 
-from gateway_svc import requests
 from gateway_svc.catalog import Catalog
+from gateway_svc.deleter import Deleter
 from gateway_svc.engines.pool import Pool
 from gateway_svc.engines.sglang import connected
+from gateway_svc.event_feed import EventFeed
 from gateway_svc.feed import Feed
 from gateway_svc.generate import Generator
+from gateway_svc.leases import Alone, Leases
 from gateway_svc.phase import Gates
 from gateway_svc.publish import Publisher
+from gateway_svc.room import WRITE, RoomKeeper
 from gateway_svc.servicers.attempt import AttemptServicer
 from gateway_svc.servicers.event import EventServicer
 from gateway_svc.servicers.inference import InferenceServicer
@@ -35,20 +41,23 @@ from gateway_svc.servicers.model import ModelServicer
 from gateway_svc.servicers.phase import PhaseServicer
 from gateway_svc.servicers.rollout import RolloutServicer
 from gateway_svc.servicers.run import RunServicer
-from gateway_svc.settings import GatewaySettings
+from gateway_svc.settings import GatewaySettings, StoreSettings
 from gateway_svc.store import Store
-from gateway_svc.types import Micros, Phase
+from gateway_svc.types import Micros
+from whippletree.errors import StoreFullError
 from whippletree.serve import Service, listening
 
-FORGET_EVERY = 3600.0
-"""Seconds between two removals of old request ids."""
+log = logging.getLogger(__name__)
+
+TIDY_EVERY = 3600.0
+"""Seconds between two removals of what is old."""
 
 
 @asynccontextmanager
 async def serving(settings: GatewaySettings) -> AsyncIterator[int]:
     """The gateway, while the block runs; yields its port. OSError where port or store is in use."""
     store = await Store.open(
-        settings.store.path,
+        settings.store.where,
         synchronous=settings.store.synchronous,
         capacity=settings.store.capacity,
         readers=settings.store.readers,
@@ -63,11 +72,10 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[int]:
-    catalog, gates = await Catalog.load(store), Gates(time.monotonic)
-    for run in catalog.runs.values():
-        if run.phase != Phase.ROLLOUT:
-            gates.close(f"runs/{run.run_id}")
-    feed = Feed(store, quiet=settings.watch_quiet)
+    leases = _leases(store)
+    gates = Gates(time.monotonic, leases)
+    catalog = await Catalog.load(store, gates.move)
+    feed, event_feed = Feed(store, quiet=settings.watch_quiet), EventFeed(store, quiet=settings.watch_quiet)
     engine = settings.engine
     async with connected(generate_timeout=engine.generate_timeout, control_timeout=engine.control_timeout) as client:
         pool = Pool(client)
@@ -81,31 +89,51 @@ async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[int]:
             new_id=lambda: uuid.uuid4().hex,
             tries=engine.tries,
             pause=engine.pause,
+            retry_grace=settings.retry_grace,
         )
-        publisher = Publisher(catalog, gates, pool)
+        publisher, deleter = Publisher(catalog, gates, pool), Deleter(store, catalog, gates)
+        await deleter.resume()
 
         async def drain() -> None:
             gates.stop()
             feed.close()
+            event_feed.close()
 
         services = _services(
-            RolloutServicer(store, feed),
+            RolloutServicer(store, feed, patience=settings.watch_patience),
             AttemptServicer(store),
-            EventServicer(store),
+            EventServicer(store, event_feed, patience=settings.watch_patience),
             InferenceServicer(generator, store),
             ModelServicer(catalog, publisher, pool),
-            RunServicer(catalog),
+            RunServicer(catalog, deleter),
             PhaseServicer(catalog, gates),
         )
-        forgetting = asyncio.create_task(_forget(store))
+        checks = health.aio.HealthServicer()
+
+        async def tell(writable: bool) -> None:
+            status = health_pb2.HealthCheckResponse
+            await checks.set(WRITE, status.SERVING if writable else status.NOT_SERVING)
+
+        keeper = RoomKeeper(store, tell, pause=settings.store.probe_pause)
+        background = [
+            asyncio.create_task(keeper.run()),
+            asyncio.create_task(_tidy(deleter, settings.store)),
+            asyncio.create_task(event_feed.run()),
+        ]
+        background.append(asyncio.create_task(catalog.follow()))
+        leasing = asyncio.create_task(leases.run(gates.in_flight, gates.look_again, catalog.refresh))
         try:
-            async with listening(services, settings.listen, grace=settings.grace, drain=drain) as port:
+            async with listening(services, settings.listen, grace=settings.grace, drain=drain, checks=checks) as port:
                 yield port
         finally:
-            forgetting.cancel()
-            await asyncio.gather(forgetting, return_exceptions=True)
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
             await generator.close()
             await publisher.close()
+            await deleter.close()
+            leasing.cancel()
+            await asyncio.gather(leasing, return_exceptions=True)
 
 
 def _services(
@@ -132,11 +160,25 @@ def _services(
     ]
 
 
-async def _forget(store: Store) -> None:
-    """Remove old request ids, now and every hour."""
+def _leases(store: Store) -> Leases:
+    if not store.url:
+        return Alone()
+    from gateway_svc.shared_leases import SharedLeases  # its driver is an optional extra
+
+    return SharedLeases(store.url)
+
+
+async def _tidy(deleter: Deleter, settings: StoreSettings) -> None:
+    """Remove what is old, now and every hour."""
+    age = Micros(timedelta(days=settings.retention_days) // timedelta(microseconds=1))
     while True:
-        await store.write(requests.forget)
-        await asyncio.sleep(FORGET_EVERY)
+        try:
+            await deleter.forget()
+            if age:
+                await deleter.remove_outlived(age, now())
+        except StoreFullError as error:
+            log.warning("tidying waits: %s", error)
+        await asyncio.sleep(TIDY_EVERY)
 
 
 def now() -> Micros:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from whippletree.settings import Section, ServiceSettings
@@ -14,12 +14,31 @@ class StoreSettings(Section):
 
     path: Path = Path("record.db")
     """SQLite file; made where it is missing. One process at a time."""
+    url: SecretStr = SecretStr("")
+    """A PostgreSQL database instead, `postgresql+psycopg://USER@HOST/DATABASE`, which several gateways may share. Needs
+    the extra `postgresql`. A password belongs into the environment or ~/.pgpass, not into an argument."""
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     """FULL: acknowledged writes survive loss of power. NORMAL: they survive kill -9 of the process alone."""
     capacity: int = Field(default=10_000, ge=1)
     """Writes that may wait for a commit; further ones wait for room."""
     readers: int = Field(default=4, ge=1)
     """Threads that read."""
+    probe_pause: float = Field(default=1.0, gt=0)
+    """Seconds between two looks whether a store without room has some again."""
+    retention_days: float = Field(default=0.0, ge=0)
+    """Runs in which nothing happened for so many days, and whose rollouts have all ended, are deleted; 0 = kept."""
+
+    @field_validator("url")
+    @classmethod
+    def _postgresql(cls, url: SecretStr) -> SecretStr:
+        if url.get_secret_value() and not url.get_secret_value().startswith("postgresql+psycopg://"):
+            raise ValueError("a URL begins with postgresql+psycopg://")
+        return url
+
+    @property
+    def where(self) -> Path | str:
+        """The path, or the URL where there is one."""
+        return self.url.get_secret_value() or self.path
 
 
 class EngineSettings(Section):
@@ -50,5 +69,10 @@ class GatewaySettings(ServiceSettings):
     """The engines."""
     watch_quiet: float = Field(default=15.0, gt=0)
     """Seconds without a change after which a watch sends a bookmark."""
+    retry_grace: float = Field(default=0.8, ge=0)
+    """Seconds for which a generation whose harness went away waits for its retry before it is aborted at the engine;
+    doubled with each retry that came, to 8 at most. The official clients come back first after 0.4 to 0.5 s."""
+    watch_patience: float = Field(default=60.0, gt=0)
+    """Seconds that a watcher may take for one message; then its watch ends with OVERLOADED, to be resumed."""
     grace: float = Field(default=5.0, ge=0)
     """Seconds that calls in flight get when the gateway stops."""

@@ -1,31 +1,36 @@
-"""The store: SQLite in WAL mode, one writer thread that commits many operations at once, and readers beside it.
+"""The store: one writer thread that commits many operations at once, and readers beside it, on SQLite or PostgreSQL.
 
 In: operations (functions of a `Transaction`) and queries (functions of a connection). Out: their results; that of an
 operation only after its commit. `synchronous` FULL syncs the log to the disk at every commit, so acknowledged writes
 survive loss of power; NORMAL leaves that to the operating system, and then they survive `kill -9` alone.
+
+On PostgreSQL several processes share the store. Then too one transaction writes at a time, so an operation sees what
+all before it did, whichever process did it (see `postgresql.py`).
 
 Rules for an operation: it decides before it writes (a WhippletreeError after a write would leave half of it), and it
 can be run again, because a batch in which something unforeseen fails is rolled back and repeated one by one.
 """
 
 import asyncio
-import fcntl
 import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event, func, select
+from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy.exc import DataError, DBAPIError
 
-from gateway_svc import schema
+from gateway_svc.backend import Backend, Numbers
+from gateway_svc.schema import counters, facts
+from gateway_svc.sqlite import Sqlite
 from gateway_svc.types import Micros
-from whippletree.errors import ShuttingDownError, WhippletreeError
+from whippletree.errors import InvalidFieldError, ShuttingDownError, StoreFullError, WhippletreeError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -34,18 +39,50 @@ BATCH = 512
 """Operations in one commit at most."""
 
 
-class Transaction:
-    """What an operation gets: the connection, the time, and the gateway-wide number of changes of rollouts."""
+_IDENTITY = select(facts.c.text).where(facts.c.name == "store")
+_COUNTERS = select(counters.c.change, counters.c.sequence, counters.c.catalog)
+_COUNT = update(counters).values({name: bindparam(name) for name in ("change", "sequence", "catalog")})
 
-    def __init__(self, connection: Connection, change: int, now: Micros) -> None:
+
+_FULL = frozenset(
+    # SQLite: no space, beyond a limit of the file's size, the log's index cannot grow. PostgreSQL: disk_full.
+    (
+        "SQLITE_FULL",
+        "SQLITE_IOERR_WRITE",
+        "SQLITE_IOERR_FSYNC",
+        "SQLITE_IOERR_SHMSIZE",
+        "SQLITE_IOERR_TRUNCATE",
+        "53100",
+    )
+)
+
+
+class Transaction:
+    """What an operation gets: the connection, the time, and new gateway-wide numbers."""
+
+    def __init__(self, connection: Connection, now: Micros, given: Numbers) -> None:
         self.connection = connection
         self.now = now
-        self.change = change
+        self._change, self._sequence, self._catalog = given.change, given.sequence, given.catalog
+
+    @property
+    def given(self) -> Numbers:
+        """The last numbers given."""
+        return Numbers(change=self._change, sequence=self._sequence, catalog=self._catalog)
 
     def next_change(self) -> int:
-        """A new number, above all that were given."""
-        self.change += 1
-        return self.change
+        """A new number of a change of a rollout, above all that were given."""
+        self._change += 1
+        return self._change
+
+    def next_sequence(self) -> int:
+        """The sequence of a new event, one above the last."""
+        self._sequence += 1
+        return self._sequence
+
+    def change_catalog(self) -> None:
+        """Say that runs or models change: replicas that hold them in memory read them again."""
+        self._catalog += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -57,42 +94,67 @@ class _Job(Generic[T]):
 
 
 class Store:
-    """Opened by `open`, used from one event loop, closed by `close`. One process at a time (a lock file guards it)."""
+    """Opened by `open`, used from one event loop, closed by `close`."""
 
-    def __init__(
-        self, path: Path, *, synchronous: str, capacity: int, readers: int, clock: Callable[[], Micros]
-    ) -> None:
-        self._path, self._clock = path, clock
-        self._lock = _locked(path)
-        self._writer_engine = _engine(path, synchronous, "BEGIN IMMEDIATE")
-        self._reader_engine = _engine(path, synchronous, "BEGIN")
+    def __init__(self, backend: Backend, *, capacity: int, readers: int, clock: Callable[[], Micros]) -> None:
+        self._backend, self._clock = backend, clock
         self._room = asyncio.Semaphore(capacity)
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(readers, "store-reader")
         self._loop = asyncio.get_running_loop()
-        self._on_commit: Callable[[int], None] = lambda change: None
+        self._on_commit: list[Callable[[int], None]] = []
+        self._on_full: Callable[[], None] = lambda: None
         self._closed = False
-        self._change = 0
+        self._opened, self._latest, self._identity = Numbers(), Numbers(), ""
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
+        self._following: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
-        cls, path: Path, *, synchronous: str, capacity: int, readers: int, clock: Callable[[], Micros]
+        cls, where: Path | str, *, synchronous: str, capacity: int, readers: int, clock: Callable[[], Micros]
     ) -> "Store":
-        """Open or make the store and bring its schema up to date. OSError where another process has it."""
-        store = cls(path, synchronous=synchronous, capacity=capacity, readers=readers, clock=clock)
-        await asyncio.to_thread(store._prepare)
+        """Open or make the store and bring its schema up to date: a path of a SQLite file, or a PostgreSQL URL.
+
+        Raises OSError where another process has the file, or the server does not answer.
+        """
+        backend = await asyncio.to_thread(_backend, where, synchronous, readers)
+        store = cls(backend, capacity=capacity, readers=readers, clock=clock)
+        try:
+            await asyncio.to_thread(store._prepare)
+        except BaseException:
+            backend.close()
+            raise
         store._thread.start()
+        store._following = asyncio.create_task(backend.follow(store._followed))
         return store
 
     def on_commit(self, listener: Callable[[int], None]) -> None:
-        """Call `listener(number of the last change)` in the loop after every commit."""
-        self._on_commit = listener
+        """Call `listener(number of the last change)` in the loop after every commit, also of other processes."""
+        self._on_commit.append(listener)
+
+    def on_full(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` in the loop after a write that found no room."""
+        self._on_full = listener
 
     @property
     def change(self) -> int:
         """Number of the last change that was committed when the store was opened."""
-        return self._change
+        return self._opened.change
+
+    @property
+    def latest(self) -> Numbers:
+        """The last numbers that are known to be committed, by this process or, a moment later, by another."""
+        return self._latest
+
+    @property
+    def url(self) -> str:
+        """The database as other processes reach it; empty = this process has it alone."""
+        return self._backend.url
+
+    @property
+    def identity(self) -> str:
+        """Of this store; it is part of every resume token."""
+        return self._identity
 
     async def write(self, operation: Callable[[Transaction], T]) -> T:
         """Run an operation in the writer's next commit and wait for it; at most `capacity` wait there."""
@@ -113,30 +175,43 @@ class Store:
         """Commit what is queued, then close."""
         self._closed = True
         self._jobs.put(None)
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._readers.shutdown)
-        self._writer_engine.dispose()
-        self._reader_engine.dispose()
-        self._lock.close()
+        self._backend.close()
 
     def _prepare(self) -> None:
-        with self._writer_engine.begin() as connection:
-            migrate(connection)
-            self._change = connection.execute(select(func.max(schema.rollouts.c.change))).scalar() or 0
+        try:
+            with self._backend.writer.begin() as connection:
+                self._backend.prepare(connection)
+                migrate(connection)
+                self._opened = self._latest = numbers(connection)
+                self._identity = str(connection.execute(_IDENTITY).scalar_one())
+        except DBAPIError as error:
+            if self._backend.lost(error):
+                raise OSError(f"the store does not answer: {error.orig}") from error
+            raise
 
     def _read(self, query: Callable[[Connection], T]) -> T:
-        with self._reader_engine.connect() as connection:
-            return query(connection)
+        try:
+            with self._backend.reader.connect() as connection:
+                return query(connection)
+        except DBAPIError as error:
+            if self._backend.lost(error):
+                raise ShuttingDownError("the store does not answer") from error
+            raise
 
     def _write_loop(self) -> None:
-        with self._writer_engine.connect() as connection:
-            change, more = self._change, True
+        with self._backend.writer.connect() as connection:
+            given, more = self._opened, True
             while more:
                 batch, more = self._take()
                 if not batch:
                     continue
-                change = self._commit(connection, batch, change)
-                self._loop.call_soon_threadsafe(self._settle, batch, change)
+                given = self._commit(connection, batch, given)
+                self._loop.call_soon_threadsafe(self._settle, batch, given)
 
     def _take(self) -> tuple[list[_Job[Any]], bool]:
         """The first job, waited for, and all that are queued behind it; False = the store closes."""
@@ -152,31 +227,41 @@ class Store:
                 return batch, True
         return batch, False
 
-    def _commit(self, connection: Connection, batch: Sequence[_Job[Any]], change: int) -> int:
-        """Run a batch in one transaction; where it breaks, each job in its own. Returns the last change number."""
+    def _commit(self, connection: Connection, batch: Sequence[_Job[Any]], given: Numbers) -> Numbers:
+        """Run a batch in one transaction; where it breaks, each job in its own. Returns the last numbers given."""
         try:
-            return self._transact(connection, batch, change)
+            return self._transact(connection, batch, given)
         except Exception as error:
-            if len(batch) == 1:
-                log.exception("an operation of the store failed")
-                batch[0].error = error
-                return change
+            lost = isinstance(error, DBAPIError) and self._backend.lost(error)
+            if len(batch) == 1 or lost:  # a commit may have been carried out, its answer lost: callers know their ids
+                if _is_full(error):
+                    log.warning("no room: %s", error.orig if isinstance(error, DBAPIError) else error)
+                else:
+                    log.exception("an operation of the store failed")
+                for job in batch:
+                    job.error = ShuttingDownError("the store did not answer; repeat") if lost else _told(error)
+                return given
         for job in batch:
-            change = self._commit(connection, [job], change)
-        return change
+            given = self._commit(connection, [job], given)
+        return given
 
-    def _transact(self, connection: Connection, batch: Sequence[_Job[Any]], change: int) -> int:
+    def _transact(self, connection: Connection, batch: Sequence[_Job[Any]], given: Numbers) -> Numbers:
         with connection.begin():
-            transaction = Transaction(connection, change, self._clock())
+            given = self._backend.begin(connection, given)
+            transaction = Transaction(connection, self._clock(), given)
             for job in batch:
                 job.error = None
                 try:
                     job.result = job.operation(transaction)
                 except WhippletreeError as error:
                     job.error = error
-        return transaction.change
+            if transaction.given != given:
+                given = transaction.given
+                connection.execute(_COUNT, asdict(given))
+                self._backend.announce(connection, given)
+        return given
 
-    def _settle(self, batch: Sequence[_Job[Any]], change: int) -> None:
+    def _settle(self, batch: Sequence[_Job[Any]], given: Numbers) -> None:
         for job in batch:
             if job.future.done():
                 continue
@@ -184,7 +269,23 @@ class Store:
                 job.future.set_exception(job.error)
             else:
                 job.future.set_result(job.result)
-        self._on_commit(change)
+        if any(isinstance(job.error, StoreFullError) for job in batch):
+            self._on_full()
+        self._committed(given)
+
+    def _followed(self, given: Numbers) -> None:
+        """Another process committed, or this one, and that is known already."""
+        if given != self._latest:
+            self._committed(given)
+
+    def _committed(self, given: Numbers) -> None:
+        self._latest = Numbers(
+            change=max(given.change, self._latest.change),
+            sequence=max(given.sequence, self._latest.sequence),
+            catalog=max(given.catalog, self._latest.catalog),
+        )
+        for listener in self._on_commit:
+            listener(self._latest.change)
 
 
 def migrate(connection: Connection, revision: str = "head") -> None:
@@ -196,30 +297,38 @@ def migrate(connection: Connection, revision: str = "head") -> None:
     command.upgrade(config, revision)
 
 
-def _locked(path: Path) -> Any:
-    """A lock file beside the store that lives as long as this process. OSError where another process holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.with_name(path.name + ".lock").open("w")
+def numbers(connection: Connection) -> Numbers:
+    """The last numbers given."""
+    row = connection.execute(_COUNTERS).one()
+    return Numbers(change=row.change, sequence=row.sequence, catalog=row.catalog)
+
+
+def last_change(connection: Connection) -> int:
+    """The highest number of a change that was ever given."""
+    return numbers(connection).change
+
+
+def _backend(where: Path | str, synchronous: str, readers: int) -> Backend:
+    if isinstance(where, Path):
+        return Sqlite(where, synchronous)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise OSError(f"the store {path} is in use by another process") from error
-    return file
+        from gateway_svc.postgresql import Postgresql  # its driver is an optional extra
+    except ModuleNotFoundError as error:
+        raise OSError(f"PostgreSQL needs {error.name}: install whippletree[postgresql]") from error
+    return Postgresql(where, synchronous, readers)
 
 
-def _engine(path: Path, synchronous: str, begin: str) -> Engine:
-    """A SQLAlchemy engine whose transactions begin as told (pysqlite's own implicit BEGIN is switched off)."""
-    engine = create_engine(f"sqlite:///{path}", pool_size=16, connect_args={"timeout": 30, "check_same_thread": False})
+def _is_full(error: Exception) -> bool:
+    """Whether the database could not write for want of room, or because its disk takes no more."""
+    if not isinstance(error, DBAPIError):
+        return False
+    return getattr(error.orig, "sqlite_errorname", "") in _FULL or getattr(error.orig, "sqlstate", "") in _FULL
 
-    @event.listens_for(engine, "connect")
-    def connected(connection: Any, record: object) -> None:
-        connection.isolation_level = None
-        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "cache_size=-16384", "temp_store=MEMORY"):
-            connection.execute(f"PRAGMA {pragma}").close()
 
-    @event.listens_for(engine, "begin")
-    def begun(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
-
-    return engine
+def _told(error: Exception) -> Exception:
+    """What the callers of a failed operation are told."""
+    if _is_full(error):
+        return StoreFullError("the store has no room; nothing was written", retry_after=2.0)
+    if isinstance(error, DataError):
+        return InvalidFieldError("the store cannot hold this value: a NUL character, or a number out of range")
+    return error

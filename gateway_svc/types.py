@@ -219,6 +219,8 @@ class CallHead:
     hold: Micros
     engine_time: Micros
     spans: tuple[Span, ...]
+    role: Role = Role.POLICY
+    """What the model was for when it answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +293,15 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """What a request says of itself: equal `turn`s are equal bodies; `key` = its Idempotency-Key, empty = none."""
+
+    turn: bytes
+    key: str
+    is_retry: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One request for a response: packed prompt [P], and what the harness asked for."""
 
@@ -304,3 +315,5 @@ class Ask:
     dialect: str
     choice_index: int
     once: Once | None = field(default=None)
+    repeat: Repeat | None = None
+    """None = no retries are recognised."""

@@ -2,16 +2,16 @@
 
 Streams are buffered: the generation is secured first and then written in true chunks, because harnesses lose a run when
 a stream breaks after its first content. SSE comments pass the time where they are wanted. After the last byte the calls
-are reported as delivered.
+are reported as delivered; a harness that went away before, as lost.
 """
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from openai_bridge import parse, reply
-from openai_bridge.delivery import Deliveries
+from openai_bridge.delivery import Deliveries, Delivery
 from openai_bridge.dialects import openai_chat
 from openai_bridge.gateway import Ask, Gateway
 from openai_bridge.in_flight import Scope
@@ -27,6 +27,7 @@ from openai_bridge.types import (
     Generation,
     Part,
     Prompt,
+    Repeat,
     TokenLogprob,
 )
 from whippletree.errors import EngineUnavailableError, WhippletreeError
@@ -51,10 +52,13 @@ class Completions:
     clock: Callable[[], float]
     """Unix time, seconds."""
 
-    async def answer(self, caller: Caller, data: bytes, scope: Scope) -> AsyncIterator[Part]:
+    async def answer(self, caller: Caller, data: bytes, repeat: Repeat, scope: Scope) -> AsyncIterator[Part]:
         """The answer's bytes. Raises WhippletreeError, before the first part unless a comment was the first part."""
         request = openai_chat.parse(data, max_choices=self.max_choices)
-        work = scope.start(self._complete(caller, request))
+        request_ids = [str(uuid.uuid4()) for _ in range(request.choices)]
+        delivery = self.deliveries.begin(caller.rollout, request_ids)
+        work = scope.start(self._complete(caller, request, repeat, delivery))
+        scope.at_end(delivery.lose)
         if request.stream and self.keep_alive > 0:
             while not (await asyncio.wait({work}, timeout=self.keep_alive))[0]:
                 yield Part(content_type=SSE, data=reply.KEEP_ALIVE)
@@ -65,13 +69,30 @@ class Completions:
                 yield Part(content_type=SSE, data=chunk)
         else:
             yield Part(content_type=JSON, data=reply.body(completion))
-        self.deliveries.add(caller.rollout, call_ids)  # only here has the last part been written
+        delivery.written(call_ids)  # only here has the last part been written
 
-    async def _complete(self, caller: Caller, request: ChatRequest) -> tuple[Completion, list[str]]:
+    async def _complete(
+        self, caller: Caller, request: ChatRequest, repeat: Repeat, delivery: Delivery
+    ) -> tuple[Completion, list[str]]:
         model = await self.models.find(caller.rollout, request.model)
         tokenizer = await self.tokenizers.of(model)
         prompt = await to_prompt(tokenizer, request)
-        generations = await self._generate(caller, request, model.name, prompt)
+        asks = [
+            Ask(
+                caller=caller,
+                model=model.name,
+                prompt=prompt.ids,
+                sampling=request.sampling,
+                dialect=openai_chat.DIALECT,
+                request_id=request_id,
+                choice=index,
+                digest=request.digest,
+                repeat=repeat,
+            )
+            for index, request_id in enumerate(delivery.request_ids)
+        ]
+        delivery.asked = True
+        generations = await self._generate(asks)
         completion = Completion(
             id=f"chatcmpl-{generations[0].call_id}",
             created=int(self.clock()),
@@ -82,20 +103,8 @@ class Completions:
         )
         return completion, [generation.call_id for generation in generations]
 
-    async def _generate(self, caller: Caller, request: ChatRequest, model: str, prompt: Prompt) -> list[Generation]:
-        """One generation per choice, all or none. Each has one request id for as long as this request lives."""
-        asks = [
-            Ask(
-                caller=caller,
-                model=model,
-                prompt=prompt.ids,
-                sampling=request.sampling,
-                dialect=openai_chat.DIALECT,
-                request_id=str(uuid.uuid4()),
-                choice=index,
-            )
-            for index in range(request.choices)
-        ]
+    async def _generate(self, asks: Sequence[Ask]) -> list[Generation]:
+        """One generation per choice, all or none. Each has one request id for as long as its request lives."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(self.gateway.generate(ask)) for ask in asks]

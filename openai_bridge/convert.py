@@ -1,11 +1,12 @@
 """Protobuf <-> the bridge's types."""
 
 import re
+from collections.abc import Iterable
 
 from google.api import httpbody_pb2
 from whippletree.v1 import bridge_pb2, inference_pb2, model_call_pb2, model_pb2
 
-from openai_bridge.types import Caller, Finish, Generation, Mode, Model, Part, Sampling
+from openai_bridge.types import Caller, Finish, Generation, Mode, Model, Part, Repeat, Sampling
 from whippletree.errors import InvalidFieldError
 from whippletree.tokens import unpack_floats, unpack_ids
 
@@ -20,6 +21,8 @@ FINISH = {
     model_call_pb2.FINISH_REASON_ABORT: Finish.ABORT,
 }
 """An unknown reason reads as ABORT: never as success."""
+KEY_LIMIT = 255
+"""Characters of an idempotency key."""
 MODES = {Mode.TRAIN: model_call_pb2.CALL_MODE_TRAIN, Mode.EVAL: model_call_pb2.CALL_MODE_EVAL}
 
 
@@ -32,6 +35,15 @@ def caller(request: PathRequest) -> Caller:
     if request.mode not in set(Mode):
         raise InvalidFieldError(f"Invalid mode '{request.mode}' in the path: train or eval.", field="mode")
     return Caller(rollout=request.rollout, attempt=int(request.attempt), mode=Mode(request.mode))
+
+
+def repeat(headers: Iterable[tuple[str, str | bytes]]) -> Repeat:
+    """What the headers say of a repeat. InvalidFieldError where the key is too long to be kept."""
+    found = dict(headers)
+    key, count = found.get("idempotency-key", ""), found.get("x-stainless-retry-count", "")
+    if len(key) > KEY_LIMIT:
+        raise InvalidFieldError(f"'Idempotency-Key' is longer than {KEY_LIMIT} characters.", field="Idempotency-Key")
+    return Repeat(key=str(key), is_retry=count.isdecimal() and int(count[:9]) > 0 if isinstance(count, str) else False)
 
 
 def http_body(part: Part) -> httpbody_pb2.HttpBody:

@@ -1,20 +1,24 @@
-"""Tells the gateway which replies were written out, behind the harness's back: in groups, repeated, bounded.
+"""Tells the gateway what became of replies, behind the harness's back: in groups, repeated, bounded.
 
-In: (rollout, call ids) after the last byte. Out: MarkDelivered. What does not fit the queue stays unreported, which
-costs a sample only where the harness asks the same prompt again.
+In: (rollout, call ids) after the last byte, or (rollout, request ids) where the harness went away before. Out:
+MarkDelivered, MarkUndelivered. What does not fit the queue stays unreported, which costs a sample only where the
+harness asks the same prompt again.
 """
 
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from whippletree.errors import WhippletreeError
 
 log = logging.getLogger(__name__)
+K = TypeVar("K", bound=Hashable)
 GROUP = 100
-"""Call ids of one rpc at most."""
+"""Ids of one rpc at most."""
 AT_ONCE = 8
 """Reports under way at most."""
 
@@ -25,22 +29,66 @@ class Report(Protocol):
     async def mark_delivered(self, rollout: str, call_ids: list[str], *, patience: float) -> None:
         """Say that replies were written out; repeats for `patience` seconds."""
 
+    async def mark_undelivered(self, rollout: str, request_ids: list[str], *, patience: float) -> None:
+        """Say that the harness of these requests went away; repeats for `patience` seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What reports are put together: those of one rollout that say the same."""
+
+    rollout: str
+    lost: bool
+
+
+class Delivery:
+    """One answer to `request_ids`. Its first end counts: written out in full, or lost."""
+
+    def __init__(self, deliveries: "Deliveries", rollout: str, request_ids: Sequence[str]) -> None:
+        self._deliveries, self._rollout, self.request_ids = deliveries, rollout, request_ids
+        self.asked = False
+        """The gateway may know of these requests: before there is nothing to lose."""
+        self._ended = False
+
+    def written(self, call_ids: Sequence[str]) -> None:
+        """The last byte has been written."""
+        if not self._ended:
+            self._ended = True
+            self._deliveries.add(self._rollout, call_ids)
+
+    def lose(self) -> None:
+        """The harness went away, or was told of a failure."""
+        if self.asked and not self._ended:
+            self._deliveries.add_lost(self._rollout, self.request_ids)
+        self._ended = True
+
 
 class Deliveries:
     """A background task. Use as a context; leaving it reports what is left, for at most `flush` seconds."""
 
     def __init__(self, gateway: Report, *, queue: int, patience: float, flush: float) -> None:
         self._gateway, self._patience, self._flush = gateway, patience, flush
-        self._queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(queue)
+        self._queue: asyncio.Queue[tuple[_Kind, str]] = asyncio.Queue(queue)
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, rollout: str, call_ids: list[str]) -> None:
-        """Report these soon."""
-        for call_id in call_ids:
+    def begin(self, rollout: str, request_ids: Sequence[str]) -> Delivery:
+        """An answer to these requests begins."""
+        return Delivery(self, rollout, request_ids)
+
+    def add(self, rollout: str, call_ids: Sequence[str]) -> None:
+        """Report these calls as delivered soon."""
+        self._put(_Kind(rollout=rollout, lost=False), call_ids)
+
+    def add_lost(self, rollout: str, request_ids: Sequence[str]) -> None:
+        """Report these requests as lost soon."""
+        self._put(_Kind(rollout=rollout, lost=True), request_ids)
+
+    def _put(self, kind: _Kind, ids: Sequence[str]) -> None:
+        for one in ids:
             try:
-                self._queue.put_nowait((rollout, call_id))
+                self._queue.put_nowait((kind, one))
             except asyncio.QueueFull:
-                log.warning("too many deliveries wait: call %s stays unreported", call_id)
+                log.warning("too many deliveries wait: %s %s stays unreported", "request" if kind.lost else "call", one)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run())
@@ -65,29 +113,26 @@ class Deliveries:
                 taken = [await self._queue.get()]
                 while not self._queue.empty() and len(taken) < GROUP * AT_ONCE:
                     taken.append(self._queue.get_nowait())
-                for rollout, call_ids in grouped(taken):
+                for kind, ids in grouped(taken):
                     await slots.acquire()
-                    tasks.create_task(self._report(rollout, call_ids)).add_done_callback(lambda _: slots.release())
+                    tasks.create_task(self._report(kind, ids)).add_done_callback(lambda _: slots.release())
 
-    async def _report(self, rollout: str, call_ids: list[str]) -> None:
+    async def _report(self, kind: _Kind, ids: list[str]) -> None:
+        tell = self._gateway.mark_undelivered if kind.lost else self._gateway.mark_delivered
         try:
-            await self._gateway.mark_delivered(rollout, call_ids, patience=self._patience)
+            await tell(kind.rollout, ids, patience=self._patience)
         except WhippletreeError as error:
-            log.warning("deliveries of rollout %s stay unreported: %s", rollout, error.message)
+            log.warning("deliveries of rollout %s stay unreported: %s", kind.rollout, error.message)
         except Exception:
-            log.exception("deliveries of rollout %s stay unreported", rollout)
+            log.exception("deliveries of rollout %s stay unreported", kind.rollout)
         finally:
-            for _ in call_ids:
+            for _ in ids:
                 self._queue.task_done()
 
 
-def grouped(taken: list[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """[(rollout, call id)] -> [(rollout, at most GROUP call ids)], in order."""
-    by_rollout: dict[str, list[str]] = defaultdict(list)
-    for rollout, call_id in taken:
-        by_rollout[rollout].append(call_id)
-    return [
-        (rollout, ids[start : start + GROUP])
-        for rollout, ids in by_rollout.items()
-        for start in range(0, len(ids), GROUP)
-    ]
+def grouped(taken: list[tuple[K, str]]) -> list[tuple[K, list[str]]]:
+    """[(kind, id)] -> [(kind, at most GROUP ids)], in order."""
+    by_kind: dict[K, list[str]] = defaultdict(list)
+    for kind, one in taken:
+        by_kind[kind].append(one)
+    return [(kind, ids[start : start + GROUP]) for kind, ids in by_kind.items() for start in range(0, len(ids), GROUP)]

@@ -44,6 +44,7 @@ _KINDS: Mapping[str, _Kind] = {
     "CONTEXT_LENGTH_EXCEEDED": _Kind(status=400, code="context_length_exceeded"),
     "HELD_TOO_LONG": _Kind(status=503, code="held_too_long", type=_SERVER, retry=True),
     "OVERLOADED": _Kind(status=429, code="rate_limit_exceeded", type="rate_limit_error", retry=True),
+    "STORE_FULL": _Kind(status=503, code="store_full", type=_SERVER, retry=True),
     "ENGINE_UNAVAILABLE": _Kind(status=503, code="engine_unavailable", type=_SERVER, retry=True),
     "SHUTTING_DOWN": _Kind(status=503, code="shutting_down", type=_SERVER, retry=True),
     "DEADLINE": _Kind(status=504, code="timeout", type=_SERVER),

@@ -20,7 +20,7 @@ from whippletree.v1 import (
 )
 
 from openai_bridge import convert
-from openai_bridge.types import Caller, Generation, Model, Sampling
+from openai_bridge.types import Caller, Generation, Model, Repeat, Sampling
 from whippletree.channel import call
 from whippletree.tokens import TokenIds, pack_ids
 
@@ -43,6 +43,9 @@ class Ask:
     dialect: str
     request_id: str
     choice: int
+    digest: bytes
+    """Of the harness's body; see `ChatRequest.digest`."""
+    repeat: Repeat
 
 
 class Gateway:
@@ -70,6 +73,9 @@ class Gateway:
             request_id=ask.request_id,
             choice_index=ask.choice,
             asked_sampling=ask.sampling.other,
+            body_digest=ask.digest,
+            idempotency_key=ask.repeat.key,
+            is_retry=ask.repeat.is_retry,
         )
         metadata = _metadata(ask.caller.rollout)
         response = await self._patiently(
@@ -83,6 +89,15 @@ class Gateway:
         metadata = _metadata(rollout)
         await call(
             lambda: self._inference.MarkDelivered(request, metadata=metadata, timeout=QUERY_DEADLINE),
+            patience=patience,
+        )
+
+    async def mark_undelivered(self, rollout: str, request_ids: Sequence[str], *, patience: float) -> None:
+        """Say that the harness of at most 100 requests went away before their replies were written out in full."""
+        request = inference_pb2.MarkUndeliveredRequest(rollout=f"rollouts/{rollout}", request_ids=request_ids)
+        metadata = _metadata(rollout)
+        await call(
+            lambda: self._inference.MarkUndelivered(request, metadata=metadata, timeout=QUERY_DEADLINE),
             patience=patience,
         )
 

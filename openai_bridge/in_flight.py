@@ -5,7 +5,7 @@ each answer ends with an error that its harness understands; `drain` returns whe
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -22,6 +22,11 @@ class Scope:
     def __init__(self, in_flight: "InFlight") -> None:
         self._in_flight = in_flight
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._ends: list[Callable[[], None]] = []
+
+    def at_end(self, act: Callable[[], None]) -> None:
+        """Call this when the answer ends, its harness goes away or the bridge cuts it: whichever happens first."""
+        self._ends.append(act)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work until it ends, the scope closes, or the bridge stops. ShuttingDownError where it is stopping."""
@@ -35,6 +40,8 @@ class Scope:
 
     def cancel(self) -> None:
         """Cancel what runs."""
+        while self._ends:
+            self._ends.pop()()
         for task in list(self._tasks):
             task.cancel()
 

@@ -37,6 +37,16 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """What a harness's headers say of a repeated request."""
+
+    key: str = ""
+    """Its `Idempotency-Key`; empty = none."""
+    is_retry: bool = False
+    """`x-stainless-retry-count` is above 0: its client library has sent this request before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
     """A call of a tool, in a harness's history or in a reply."""
 
@@ -87,6 +97,8 @@ class ChatRequest:
     logprobs: bool = False
     template_arguments: Mapping[str, Any]
     """Further variables of the chat template, such as enable_thinking."""
+    digest: bytes
+    """Of the body without its stream settings: equal bodies have equal ones, however they are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Struct
-from whippletree.v1 import event_pb2, model_call_pb2, rollout_pb2, run_pb2
+from whippletree.v1 import event_pb2, model_call_pb2, model_pb2, rollout_pb2, run_pb2
 
 from trainer_svc.config import AgentSection
 from trainer_svc.types import Call, CallId, Finish, Record, Reward, RolloutId, RolloutSpec, RunId, Split, State, Status
@@ -52,7 +52,7 @@ def status(message: rollout_pb2.Rollout) -> Status:
 
 
 def record(rollout_id: RolloutId, attempt: int, events: Iterable[event_pb2.Event], model: str) -> Record:
-    """What the attempt that ended the rollout wrote, by sequence; calls of `model` alone are kept.
+    """What the attempt that ended the rollout wrote, by sequence; only calls that `model` answered as a policy.
 
     Calls of other attempts and models are still read, because a prompt may be stored as an addition to them. Raises
     BrokenRecordError where a parent is missing or counts do not fit.
@@ -65,7 +65,8 @@ def record(rollout_id: RolloutId, attempt: int, events: Iterable[event_pb2.Event
         if kind == "model_call":
             call = expanded(event.model_call, event.sequence, known, rollout_id)
             known[call.call_id] = call
-            if event.attempt == attempt and call.model == model:
+            helper = event.model_call.role == model_pb2.MODEL_ROLE_AUXILIARY
+            if event.attempt == attempt and call.model == model and not helper:
                 calls.append(call)
         elif kind == "reward" and event.attempt == attempt:
             rewards.append(

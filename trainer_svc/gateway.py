@@ -104,6 +104,8 @@ class Gateway:
             except grpc.aio.AioRpcError as error:
                 if error.code() == grpc.StatusCode.OUT_OF_RANGE:
                     token = ""
+                elif error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    log.warning("the watch was read too slowly and goes on from where it was")
                 elif error.code() != grpc.StatusCode.UNAVAILABLE or now() - last > self._patience:
                     raise from_rpc_error(error) from error
             await asyncio.sleep(0.2)  # the server ended the stream or is away

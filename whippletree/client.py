@@ -4,6 +4,7 @@ In: the address of the gateway, or of Envoy. Out: frozen values; no generated cl
 deadline and is repeated while the gateway is away (`patience`). Raises WhippletreeError.
 """
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -12,6 +13,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
+import grpc
+import numpy as np
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.timestamp_pb2 import Timestamp
 from whippletree.v1 import (
@@ -27,10 +30,14 @@ from whippletree.v1 import (
 )
 
 from whippletree.channel import call, connect
+from whippletree.errors import OverloadedError, ResumeTokenExpiredError, from_rpc_error
+from whippletree.tokens import TokenIds, unpack_floats, unpack_ids
 
 DEADLINE = 30.0
 """Seconds for one call."""
 PAGE = 500
+PAUSE = 0.2
+"""Seconds before a watch that was cut is begun again."""
 T = TypeVar("T")
 
 
@@ -53,6 +60,18 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """A rollout that is gone, as a watch tells it."""
+
+    rollout_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """A watch has told everything up to now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One try."""
 
@@ -71,6 +90,8 @@ class Call:
 
     call_id: str
     model: str
+    role: str
+    """`policy`, or `auxiliary`: a helper's call, never trained."""
     mode: str
     prompt_token_count: int
     response_token_count: int
@@ -152,6 +173,42 @@ class Client:
             if not (token := answer.next_page_token):
                 return
 
+    async def watch_rollouts(
+        self, *, run_id: str = "", states: tuple[str, ...] = ()
+    ) -> AsyncIterator[Rollout | Deleted | Complete]:
+        """Every rollout as it is, then every change, without end; at least once each.
+
+        Goes on from where it was when the gateway comes back within `patience`, from a new snapshot where it has to.
+        """
+        wanted = [rollout_pb2.RolloutState.Value(f"ROLLOUT_STATE_{state.upper()}") for state in states]
+        now = asyncio.get_running_loop().time
+        token, last = "", now()
+        while True:
+            request = rollout_pb2.WatchRolloutsRequest(
+                run=f"runs/{run_id}" if run_id else "", states=wanted, resume_token=token
+            )
+            try:
+                async for message in self._rollouts.WatchRollouts(request):
+                    token, last = message.resume_token, now()
+                    yield _watched(message)
+            except grpc.aio.AioRpcError as error:
+                found = from_rpc_error(error)
+                if isinstance(found, ResumeTokenExpiredError):
+                    token = ""
+                elif not isinstance(found, OverloadedError) and (
+                    error.code() != grpc.StatusCode.UNAVAILABLE or now() - last > self._patience
+                ):
+                    raise found from error
+            await asyncio.sleep(PAUSE)
+
+    async def cancel(self, rollout_id: str, *, reason: str) -> Rollout:
+        """End a rollout that has not ended; as it is then. NotFoundError, WrongStateError."""
+        request = rollout_pb2.CancelRolloutRequest(
+            name=f"rollouts/{rollout_id}", message=reason, request_id=str(uuid.uuid4())
+        )
+        answer = await self._call(lambda: self._rollouts.CancelRollout(request, timeout=DEADLINE))
+        return _rollout(answer.rollout)
+
     async def attempts(self, rollout_id: str) -> list[Attempt]:
         """The attempts of a rollout by number."""
         request = attempt_pb2.ListAttemptsRequest(parent=f"rollouts/{rollout_id}")
@@ -159,8 +216,12 @@ class Client:
         return [_attempt(item) for item in answer.attempts]
 
     async def events(self, rollout_id: str, *, tokens: bool) -> AsyncIterator[Event]:
-        """The events of a rollout by sequence; with `tokens` the exact ids and log-probabilities."""
-        view = event_pb2.EVENT_VIEW_FULL if tokens else event_pb2.EVENT_VIEW_BASIC
+        """The events of a rollout by sequence; with `tokens` the exact ids and log-probabilities.
+
+        They travel as they are stored, prompts as what they add to an earlier call, and are put together here.
+        """
+        view = event_pb2.EVENT_VIEW_PACKED if tokens else event_pb2.EVENT_VIEW_BASIC
+        sequences: dict[str, TokenIds] = {}
         token = ""
         while True:
             request = event_pb2.ListEventsRequest(
@@ -168,7 +229,7 @@ class Client:
             )
             answer = await self._call(partial(self._events.ListEvents, request, timeout=DEADLINE))
             for item in answer.events:
-                yield _event(item)
+                yield _event(item, sequences)
             if not (token := answer.next_page_token):
                 return
 
@@ -255,6 +316,16 @@ def _rollout(item: rollout_pb2.Rollout) -> Rollout:
     )
 
 
+def _watched(message: rollout_pb2.WatchRolloutsResponse) -> Rollout | Deleted | Complete:
+    match message.WhichOneof("record"):
+        case "rollout":
+            return _rollout(message.rollout)
+        case "deleted":
+            return Deleted(rollout_id=_id(message.deleted))
+        case _:
+            return Complete()
+
+
 def _attempt(item: attempt_pb2.Attempt) -> Attempt:
     return Attempt(
         number=item.number,
@@ -266,13 +337,13 @@ def _attempt(item: attempt_pb2.Attempt) -> Attempt:
     )
 
 
-def _event(item: event_pb2.Event) -> Event:
+def _event(item: event_pb2.Event, sequences: dict[str, TokenIds]) -> Event:
     kind = item.WhichOneof("payload")
     return Event(
         sequence=item.sequence,
         attempt=item.attempt,
         time=_time(item.create_time),
-        call=_model_call(item.model_call) if kind == "model_call" else None,
+        call=_model_call(item.model_call, sequences) if kind == "model_call" else None,
         reward=item.reward.value if kind == "reward" else None,
         reward_source=(item.reward.source or "agent") if kind == "reward" else "",
         note=(item.note.type, _plain(MessageToDict(item.note.data))) if kind == "note" else None,
@@ -280,16 +351,23 @@ def _event(item: event_pb2.Event) -> Event:
     )
 
 
-def _model_call(item: model_call_pb2.ModelCall) -> Call:
+def _model_call(item: model_call_pb2.ModelCall, sequences: dict[str, TokenIds]) -> Call:
+    """Put a packed call together; `sequences` = prompt + response of the calls before it, by id, and then of it too."""
+    suffix, response = unpack_ids(item.packed.prompt_suffix), unpack_ids(item.packed.response)
+    shared = item.shared_token_count if item.HasField("packed") else 0
+    prompt = np.concatenate((sequences[item.parent_call_id][:shared], suffix)) if shared else suffix
+    if item.HasField("packed"):
+        sequences[item.call_id] = np.concatenate((prompt, response))
     return Call(
         call_id=item.call_id,
         model=_id(item.model),
+        role="auxiliary" if item.role == model_pb2.MODEL_ROLE_AUXILIARY else "policy",
         mode=_word(model_call_pb2.CallMode, item.mode),
         prompt_token_count=item.prompt_token_count,
         response_token_count=item.response_token_count,
-        prompt_token_ids=tuple(item.prompt_token_ids),
-        response_token_ids=tuple(item.response_token_ids),
-        response_logprobs=tuple(item.response_logprobs),
+        prompt_token_ids=tuple(prompt.tolist()),
+        response_token_ids=tuple(response.tolist()),
+        response_logprobs=tuple(unpack_floats(item.packed.logprobs).tolist()),
         weight_versions=tuple(span.weight_version for span in item.weight_versions),
         finish_reason=_word(model_call_pb2.FinishReason, item.finish_reason),
         delivered=item.delivered,

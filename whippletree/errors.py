@@ -147,6 +147,13 @@ class OverloadedError(WhippletreeError):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+class StoreFullError(WhippletreeError):
+    """The store has no room: nothing was written, reads go on, and it recovers by itself."""
+
+    reason = "STORE_FULL"
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 class InternalError(WhippletreeError):
     """A fault of ours: the message never holds an exception's text."""
 
@@ -216,6 +223,7 @@ _BY_REASON: Mapping[str, type[WhippletreeError]] = {
         EngineUnavailableError,
         ShuttingDownError,
         OverloadedError,
+        StoreFullError,
         ResumeTokenExpiredError,
         DeadlineError,
     )

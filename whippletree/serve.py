@@ -138,16 +138,18 @@ async def listening(
     grace: float = 5.0,
     drain: Callable[[], Awaitable[None]] | None = None,
     reflected: Sequence[str] = (),
+    checks: health.aio.HealthServicer | None = None,
 ) -> AsyncIterator[int]:
     """Serve on `host:port` (port 0 = any free one) while the block runs; yields the port. OSError where it is taken.
 
     `reflected` names services of other servers that this one describes too: reflection asked at a front door that
-    routes to several servers has to know them all. Their generated modules must be imported.
+    routes to several servers has to know them all. Their generated modules must be imported. `checks` is the health
+    that is served, for a service that has more to say there than that it serves.
     """
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=OPTIONS)
     for service in services:
         service.register(server)
-    checks = health.aio.HealthServicer()
+    checks = checks or health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = [service.full_name for service in services]
     described = {*names, *reflected, health.SERVICE_NAME, reflection.SERVICE_NAME}

@@ -10,6 +10,9 @@ from whippletree.v1 import event_pb2 as pb
 from whippletree.v1.event_pb2_grpc import EventServiceServicer
 
 from gateway_svc import convert, convert_calls, events, names, rollouts
+from gateway_svc.event_feed import EventFeed, Place, Wanted
+from gateway_svc.facts import Deleted
+from gateway_svc.pace import paced
 from gateway_svc.store import Store
 from gateway_svc.types import Event, Rollout, View
 from whippletree.errors import InvalidFieldError
@@ -23,8 +26,8 @@ EXPORT_PAGE = 64
 class EventServicer(EventServiceServicer):
     """Events, from the store."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, feed: EventFeed, *, patience: float) -> None:
+        self._store, self._feed, self._patience = store, feed, patience
 
     async def AppendEvent(self, request: pb.AppendEventRequest, context: Context) -> pb.AppendEventResponse:
         rollout_id, payload = names.rollout(request.parent, "parent"), convert_calls.payload(request)
@@ -72,6 +75,30 @@ class EventServicer(EventServiceServicer):
                 more = len(found) == EXPORT_PAGE
                 after = found[-1].sequence if found else after
 
+    async def WatchEvents(
+        self, request: pb.WatchEventsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchEventsResponse]:
+        view, parent, identity = convert_calls.view(request.view), request.parent, self._store.identity
+        wanted = Wanted(
+            run_id=names.run(parent, "parent") if parent.startswith("runs/") else None,
+            rollout_id=names.rollout(parent, "parent") if parent and not parent.startswith("runs/") else None,
+            view=view,
+        )
+        sequence, change = names.resumed("events", identity, request.resume_token, 2)
+        watch = self._feed.watch(wanted, Place(sequence=sequence, change=change))
+        async for record, place in paced(watch, self._patience):
+            token = names.resume("events", identity, place.sequence, place.change)
+            made = pb.WatchEventsResponse(resume_token=token)
+            match record:
+                case None:
+                    made.bookmark.sequence = place.sequence
+                case Deleted(rollout_id=rollout_id):
+                    made.deleted = f"rollouts/{rollout_id}"
+                case _:
+                    made.event.CopyFrom(convert_calls.event_to_pb(record, view))
+            yield made
+
     @staticmethod
     def _page(rollout: Rollout, after: int, connection: Connection) -> list[Event]:
+        rollouts.get(connection, rollout.spec.rollout_id)  # a rollout that was deleted meanwhile is no short one
         return events.page(connection, rollout.ordinal, rollout.spec.rollout_id, after, EXPORT_PAGE, View.PACKED)

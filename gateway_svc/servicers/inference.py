@@ -6,7 +6,7 @@ import grpc
 from whippletree.v1 import inference_pb2 as pb
 from whippletree.v1.inference_pb2_grpc import InferenceServiceServicer
 
-from gateway_svc import calls, convert_calls, names
+from gateway_svc import calls, convert_calls, names, turns
 from gateway_svc.generate import Generator
 from gateway_svc.store import Store
 from gateway_svc.types import ModelCall, View
@@ -15,6 +15,7 @@ from whippletree.log import ROLLOUT
 
 Context = grpc.aio.ServicerContext[Any, Any]
 DELIVERED_LIMIT = 100
+"""Calls, or requests, of one report at most."""
 
 
 class InferenceServicer(InferenceServiceServicer):
@@ -40,3 +41,10 @@ class InferenceServicer(InferenceServiceServicer):
         rollout_id, call_ids = names.rollout(request.rollout, "rollout"), tuple(request.call_ids)
         await self._store.write(lambda tx: calls.mark_delivered(tx, rollout_id, call_ids))
         return pb.MarkDeliveredResponse()
+
+    async def MarkUndelivered(self, request: pb.MarkUndeliveredRequest, context: Context) -> pb.MarkUndeliveredResponse:
+        if len(request.request_ids) > DELIVERED_LIMIT:
+            raise InvalidFieldError(f"more than {DELIVERED_LIMIT} requests", field="request_ids")
+        rollout_id, request_ids = names.rollout(request.rollout, "rollout"), tuple(request.request_ids)
+        await self._store.write(lambda tx: turns.lose(tx, rollout_id, request_ids))
+        return pb.MarkUndeliveredResponse()

@@ -31,11 +31,13 @@ class ModelServicer(ModelServiceServicer):
         return pb.RegisterModelResponse(model=self._pack(made), existed=existed)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        await self._catalog.refresh()
         return pb.GetModelResponse(model=self._pack(self._catalog.model(names.model(request.name))))
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         size = convert.page_size(request.page_size, 100, 1000)
         after = names.position("models", request.page_token, "page_token") if request.page_token else ""
+        await self._catalog.refresh()
         found = [model for name, model in sorted(self._catalog.models.items()) if name > after]
         return pb.ListModelsResponse(
             models=[self._pack(model) for model in found[:size]],
@@ -43,11 +45,13 @@ class ModelServicer(ModelServiceServicer):
         )
 
     async def DeleteModel(self, request: pb.DeleteModelRequest, context: Context) -> pb.DeleteModelResponse:
-        await self._catalog.delete_models(names.model(request.name))
+        once = convert.once("DeleteModel", request.request_id, request)
+        await self._catalog.delete_models(names.model(request.name), once)
         return pb.DeleteModelResponse()
 
     async def DeleteAllModels(self, request: pb.DeleteAllModelsRequest, context: Context) -> pb.DeleteAllModelsResponse:
-        return pb.DeleteAllModelsResponse(deleted_count=await self._catalog.delete_models(None))
+        once = convert.once("DeleteAllModels", request.request_id, request)
+        return pb.DeleteAllModelsResponse(deleted_count=await self._catalog.delete_models(None, once))
 
     async def PublishWeights(self, request: pb.PublishWeightsRequest, context: Context) -> pb.PublishWeightsResponse:
         once = convert.once("PublishWeights", request.request_id, request)

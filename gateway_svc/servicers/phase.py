@@ -21,6 +21,7 @@ class PhaseServicer(PhaseServiceServicer):
         self._catalog, self._gates = catalog, gates
 
     async def GetPhase(self, request: pb.GetPhaseRequest, context: Context) -> pb.GetPhaseResponse:
+        await self._catalog.refresh()
         run = self._catalog.run(names.run(request.run, "run"))
         key = f"runs/{run.run_id}"
         return pb.GetPhaseResponse(
@@ -32,10 +33,17 @@ class PhaseServicer(PhaseServiceServicer):
     async def SetPhase(self, request: pb.SetPhaseRequest, context: Context) -> pb.SetPhaseResponse:
         run_id, phase = names.run(request.run, "run"), convert.phase(request.phase)
         key = f"runs/{run_id}"
-        await self._catalog.set_phase(run_id, phase)
-        if phase == Phase.ROLLOUT:
-            self._gates.open(key)
-        else:
-            self._gates.close(key)
-            await self._gates.drained(key)
+
+        def move() -> None:
+            if phase == Phase.ROLLOUT:
+                self._gates.open(key)
+            else:
+                self._gates.close(key)
+
+        once = convert.once("SetPhase", request.request_id, request)
+        await self._catalog.refresh()
+        await self._catalog.set_phase(run_id, phase, once, move)
+        if phase == self._catalog.run(run_id).phase != Phase.ROLLOUT:
+            async with self._gates.empty(key):
+                pass
         return pb.SetPhaseResponse(phase=convert.PHASES[phase])

@@ -1,6 +1,6 @@
 """RolloutService."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -8,10 +8,12 @@ from whippletree.v1 import rollout_pb2 as pb
 from whippletree.v1.rollout_pb2_grpc import RolloutServiceServicer
 
 from gateway_svc import convert, names, rollouts
+from gateway_svc.facts import Deleted
 from gateway_svc.feed import Bookmark, Feed
+from gateway_svc.pace import paced
 from gateway_svc.rollouts import Filter
 from gateway_svc.store import Store
-from gateway_svc.types import Once, RolloutSpec
+from gateway_svc.types import Once
 from whippletree.errors import InvalidFieldError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -21,12 +23,12 @@ BATCH_LIMIT = 1000
 class RolloutServicer(RolloutServiceServicer):
     """Rollouts, from the store and its feed."""
 
-    def __init__(self, store: Store, feed: Feed) -> None:
-        self._store, self._feed = store, feed
+    def __init__(self, store: Store, feed: Feed, *, patience: float) -> None:
+        self._store, self._feed, self._patience = store, feed, patience
 
     async def CreateRollout(self, request: pb.CreateRolloutRequest, context: Context) -> pb.CreateRolloutResponse:
         once = convert.once("CreateRollout", request.request_id, request)
-        return (await self._create([convert.spec(request)], once))[0]
+        return (await self._create([request], once))[0]
 
     async def BatchCreateRollouts(
         self, request: pb.BatchCreateRolloutsRequest, context: Context
@@ -35,8 +37,7 @@ class RolloutServicer(RolloutServiceServicer):
             text = f"{len(request.requests)} rollouts are more than {BATCH_LIMIT}"
             raise InvalidFieldError(text, field="requests")
         once = convert.once("BatchCreateRollouts", request.request_id, request)
-        made = await self._create([convert.spec(one) for one in request.requests], once)
-        return pb.BatchCreateRolloutsResponse(responses=made)
+        return pb.BatchCreateRolloutsResponse(responses=await self._create(request.requests, once))
 
     async def GetRollout(self, request: pb.GetRolloutRequest, context: Context) -> pb.GetRolloutResponse:
         rollout_id = names.rollout(request.name)
@@ -64,13 +65,18 @@ class RolloutServicer(RolloutServiceServicer):
             run_id=names.run(request.run, "run") if request.run else None,
             states=tuple(convert.state(state, "states") for state in request.states),
         )
-        after = names.number("changes", request.resume_token, "resume_token")
-        async for record in self._feed.watch(wanted, after):
-            token = names.token("changes", record.change)
-            if isinstance(record, Bookmark):
-                yield pb.WatchRolloutsResponse(bookmark=pb.Bookmark(change=record.change), resume_token=token)
-            else:
-                yield pb.WatchRolloutsResponse(rollout=convert.rollout_to_pb(record), resume_token=token)
+        identity = self._store.identity
+        (after,) = names.resumed("changes", identity, request.resume_token, 1)
+        async for record in paced(self._feed.watch(wanted, after), self._patience):
+            made = pb.WatchRolloutsResponse(resume_token=names.resume("changes", identity, record.change))
+            match record:
+                case Bookmark(change=change):
+                    made.bookmark.change = change
+                case Deleted(rollout_id=rollout_id):
+                    made.deleted = f"rollouts/{rollout_id}"
+                case _:
+                    made.rollout.CopyFrom(convert.rollout_to_pb(record))
+            yield made
 
     async def StartRollout(self, request: pb.StartRolloutRequest, context: Context) -> pb.StartRolloutResponse:
         rollout_id = names.rollout(request.name)
@@ -102,9 +108,12 @@ class RolloutServicer(RolloutServiceServicer):
         )
         return pb.TransitionRolloutResponse(rollout=convert.rollout_to_pb(found))
 
-    async def _create(self, specs: list[RolloutSpec], once: Once | None) -> list[pb.CreateRolloutResponse]:
+    async def _create(
+        self, requests: Sequence[pb.CreateRolloutRequest], once: Once | None
+    ) -> list[pb.CreateRolloutResponse]:
+        specs = [convert.spec(request) for request in requests]
         made = await self._store.write(lambda tx: rollouts.create(tx, specs, once))
         return [
-            pb.CreateRolloutResponse(rollout=convert.rollout_to_pb(rollout), existed=existed)
-            for rollout, existed in made
+            convert.created_to_pb(request, rollout, existed)
+            for request, (rollout, existed) in zip(requests, made, strict=True)
         ]

@@ -4,6 +4,7 @@ Unknown fields are ignored at every level; what cannot be honoured is refused an
 """
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Annotated, Any
 
 import orjson
@@ -21,6 +22,8 @@ ROLES: Mapping[str, str] = {
     "tool": "tool",
     "function": "tool",
 }
+STREAM_SETTINGS = frozenset({"stream", "stream_options"})
+"""A harness may repeat a cut stream as a plain request."""
 INT32 = 2**31 - 1
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Template variables that a request may not set."""
@@ -87,7 +90,8 @@ OTHER_SAMPLING = ("frequency_penalty", "presence_penalty", "repetition_penalty",
 
 def parse(data: bytes, *, max_choices: int) -> ChatRequest:
     """The request in a body. Raises InvalidFieldError, `field=` naming the place."""
-    body = _validated(_json_object(data))
+    whole = _json_object(data)
+    body = _validated(whole)
     _refuse(body, max_choices)
     limit = body.max_completion_tokens or body.max_tokens
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
@@ -110,7 +114,21 @@ def parse(data: bytes, *, max_choices: int) -> ChatRequest:
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         logprobs=bool(body.logprobs),
         template_arguments={k: v for k, v in (body.chat_template_kwargs or {}).items() if k not in RESERVED},
+        digest=digest(whole),
     )
+
+
+def digest(body: Mapping[str, Any]) -> bytes:
+    """128 bits that equal requests have in common; how they want their answer written makes no difference.
+
+    Raises InvalidFieldError where it is nested too deeply.
+    """
+    kept = {name: value for name, value in body.items() if name not in STREAM_SETTINGS}
+    try:
+        text = orjson.dumps([DIALECT, kept], option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:
+        raise InvalidFieldError("The body is nested too deeply.", field="body") from None
+    return blake2b(text, digest_size=16).digest()
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

@@ -34,9 +34,12 @@ class OpenAIServicer(bridge_pb2_grpc.OpenAIBridgeServiceServicer):
 
     def ChatCompletions(self, request: bridge_pb2.ChatCompletionsRequest, context: Context) -> AsyncIterator[HttpBody]:
         """A chat completion, streamed or not."""
-        return self._answer(
-            request, context, lambda scope: self._completions.answer(convert.caller(request), request.body.data, scope)
-        )
+
+        def parts(scope: Scope) -> AsyncIterator[Part]:
+            repeat = convert.repeat(context.invocation_metadata() or ())
+            return self._completions.answer(convert.caller(request), request.body.data, repeat, scope)
+
+        return self._answer(request, context, parts)
 
     def ListOpenAIModels(
         self, request: bridge_pb2.ListOpenAIModelsRequest, context: Context

@@ -1,6 +1,6 @@
 """A bridge in front of a scripted gateway, both with real gRPC servers."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +40,20 @@ class Bridge:
     address: str
     stub: "bridge_pb2_grpc.OpenAIBridgeServiceAsyncStub"
 
-    def call(self, body: bytes, *, rollout: str = "r1", attempt: str = "1", mode: str = "train") -> Any:
-        """A chat completion, direct over gRPC."""
+    def call(
+        self,
+        body: bytes,
+        *,
+        rollout: str = "r1",
+        attempt: str = "1",
+        mode: str = "train",
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> Any:
+        """A chat completion, direct over gRPC; HTTP headers arrive as `metadata`."""
         request = bridge_pb2.ChatCompletionsRequest(
             rollout=rollout, attempt=attempt, mode=mode, body=HttpBody(content_type="application/json", data=body)
         )
-        return self.stub.ChatCompletions(request)
+        return self.stub.ChatCompletions(request, metadata=tuple(metadata))
 
 
 @asynccontextmanager

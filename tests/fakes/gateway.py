@@ -30,6 +30,7 @@ from whippletree.v1.run_pb2_grpc import RunServiceStub
 
 from gateway_svc.server import serving
 from gateway_svc.settings import GatewaySettings, StoreSettings
+from tests.fakes import postgresql
 from whippletree.channel import connect
 from whippletree.errors import WhippletreeError, from_rpc_error
 
@@ -154,15 +155,22 @@ def packed(ids: Sequence[int]) -> bytes:
     return b"".join(token.to_bytes(4, "little", signed=True) for token in ids)
 
 
+def record_of(folder: Path) -> Path | str:
+    """Where a test's gateway keeps its record: a file in this folder, or the folder's database on the tests' server."""
+    if server := os.environ.get(postgresql.VARIABLE):
+        return postgresql.Server(folder=Path(server)).database(str(folder))
+    return folder / "record.db"
+
+
 @contextlib.asynccontextmanager
 async def running_gateway(folder: Path, **changes: object) -> AsyncIterator[RunningGateway]:
     """A gateway in this process, on a store in `folder`; `changes` are fields of GatewaySettings.
 
     At the end the gateway stops before the channel is closed, so that calls in flight see how a stop looks.
     """
-    settings = GatewaySettings(
-        store=StoreSettings(path=folder / "record.db", synchronous="NORMAL"), grace=0.5, watch_quiet=0.2
-    ).model_copy(update=changes)
+    where = record_of(folder)
+    store = StoreSettings.model_validate({"path" if isinstance(where, Path) else "url": where, "synchronous": "NORMAL"})
+    settings = GatewaySettings(store=store, grace=0.5, watch_quiet=0.2).model_copy(update=changes)
     async with contextlib.AsyncExitStack() as after, serving(settings) as port:
         channel = await after.enter_async_context(connect(f"127.0.0.1:{port}"))
         yield RunningGateway(address=f"127.0.0.1:{port}", channel=channel)
@@ -173,12 +181,13 @@ async def gateway_process(
     folder: Path, *arguments: str
 ) -> AsyncIterator[tuple[RunningGateway, asyncio.subprocess.Process]]:
     """A gateway in a process of its own, killed at the end if it still runs."""
+    where = record_of(folder)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "gateway_svc",
-        "--store.path",
-        str(folder / "record.db"),
+        "--store.path" if isinstance(where, Path) else "--store.url",
+        str(where),
         "--log_level",
         "WARNING",
         *arguments,

@@ -1,7 +1,8 @@
 """A scripted gateway for the bridge's tests: a real grpc.aio server, real messages, replies from the test.
 
-In: a model's folder and a script (`reply`), asked once per request id. Out: `asked`, `delivered`, `cancelled`, in
-order. Serves only what the bridge asks; the real gateway is used wherever a test does not need a scripted fault.
+In: a model's folder and a script (`reply`), asked once per request id. Out: `asked`, `delivered`, `undelivered`,
+`cancelled`, in order. Serves only what the bridge asks; the real gateway is used wherever a test does not need a
+scripted fault.
 """
 
 import asyncio
@@ -48,6 +49,7 @@ class FakePolicy:
     reply: Callable[[Request], Awaitable[Sampled]]
     asked: list[Request] = field(default_factory=list)
     delivered: list[str] = field(default_factory=list)
+    undelivered: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _answers: dict[str, Sampled] = field(default_factory=dict)
@@ -100,6 +102,10 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     async def MarkDelivered(self, request: Any, context: Any) -> Any:
         await self._policy.note(self._policy.delivered, *request.call_ids)
         return inference_pb2.MarkDeliveredResponse()
+
+    async def MarkUndelivered(self, request: Any, context: Any) -> Any:
+        await self._policy.note(self._policy.undelivered, *request.request_ids)
+        return inference_pb2.MarkUndeliveredResponse()
 
 
 class _Rollouts(rollout_pb2_grpc.RolloutServiceServicer):

@@ -32,12 +32,12 @@ class System:
 
 
 @contextlib.asynccontextmanager
-async def system(folder: Path) -> AsyncIterator[System]:
-    """Start it, with `models/tiny` registered."""
+async def system(folder: Path, **changes: object) -> AsyncIterator[System]:
+    """Start it, with `models/tiny` registered; `changes` are fields of GatewaySettings."""
     model = write_chat_model(folder / "model")
     async with (
         FakeEngine() as engine,
-        running_gateway(folder) as gateway,
+        running_gateway(folder, **changes) as gateway,
         server.serving(BridgeSettings(gateway=gateway.address, grace=0)) as port,
         envoy(gateway=gateway.address, bridge=f"127.0.0.1:{port}", folder=folder) as url,
     ):

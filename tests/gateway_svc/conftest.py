@@ -1,12 +1,41 @@
 """A real gateway on a store of its own and a fake engine, ready for calls."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fakes import postgresql
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import RunningGateway, running_gateway
+
+DATABASES = ("sqlite", "postgresql")
+"""Every test that has a folder for a store runs on both; a module that says `DATABASES = ("sqlite",)` on one."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what may open a store on every database."""
+    if "tmp_path" in metafunc.fixturenames:
+        chosen = getattr(metafunc.module, "DATABASES", DATABASES)
+        metafunc.parametrize("database", chosen, indirect=True, scope="function")
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[postgresql.Server]:
+    """A PostgreSQL server of these tests' own."""
+    with postgresql.running() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which database the gateways of this test keep their record in."""
+    chosen: str = getattr(request, "param", "sqlite")
+    monkeypatch.delenv(postgresql.VARIABLE, raising=False)
+    if chosen == "postgresql":
+        found: postgresql.Server = request.getfixturevalue("server")
+        monkeypatch.setenv(postgresql.VARIABLE, str(found.folder))
+    return chosen
 
 
 @pytest.fixture

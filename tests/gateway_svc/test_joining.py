@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from gateway_svc.types import (
     ModelCall,
     ModelName,
     Once,
+    Repeat,
     Role,
     RolloutId,
     RolloutSpec,
@@ -51,8 +54,21 @@ def zero() -> Micros:
     return Micros(0)
 
 
+def repeated(request_id: str) -> Ask:
+    """The same body again, by another request, with no word of a retry."""
+    once = Once(request_id=request_id, method="Generate", digest=request_id.encode())
+    return replace(ASK, once=once, repeat=Repeat(turn=b"turn", key="", is_retry=False))
+
+
 @pytest.fixture
 async def generator(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[Generator]:
+    """A generator with the running rollout `a`; what is left ends at once."""
+    async with generating(tmp_path, engine, grace=0) as made:
+        yield made
+
+
+@asynccontextmanager
+async def generating(tmp_path: Path, engine: FakeEngine, *, grace: float) -> AsyncIterator[Generator]:
     """A generator with the running rollout `a`."""
     store = await Store.open(tmp_path / "record.db", synchronous="NORMAL", capacity=10, readers=1, clock=zero)
     catalog = await Catalog.load(store)
@@ -95,6 +111,7 @@ async def generator(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[Generat
             new_id=lambda: f"c{next(ids)}",
             tries=1,
             pause=0,
+            retry_grace=grace,
         )
         yield made
         await made.close()
@@ -132,3 +149,41 @@ async def test_when_all_callers_are_gone_the_generation_is_aborted_and_a_new_one
     call = (await again).payload
     assert isinstance(call, ModelCall)
     assert call.call_id != engine.requests("/abort_request")[0].body["rid"]
+
+
+async def test_the_same_body_joins_what_its_caller_left_and_is_a_sibling_of_what_is_waited_for(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    gate = asyncio.Event()
+    engine.reply = lambda ids: Reply([5], gates={0: gate})
+    async with generating(tmp_path, engine, grace=60) as generator:
+        left = asyncio.create_task(generator.generate(repeated("r1")))
+        await engine.wait_received("/generate")
+        left.cancel()
+        await asyncio.wait([left])
+        again = asyncio.create_task(generator.generate(repeated("r2")))
+        await asyncio.sleep(0)  # it has joined
+        sibling = asyncio.create_task(generator.generate(repeated("r3")))
+        await engine.wait_received("/generate", 2)
+        gate.set()
+        assert (await again).sequence != (await sibling).sequence
+        assert (await generator.generate(repeated("r2"))) == await again
+    assert [one.path for one in engine.received] == ["/generate"] * 2
+
+
+async def test_a_response_that_came_while_nobody_waited_is_kept_for_the_retry(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    gate = asyncio.Event()
+    engine.reply = lambda ids: Reply([5], gates={0: gate})
+    async with generating(tmp_path, engine, grace=60) as generator:
+        left = asyncio.create_task(generator.generate(repeated("r1")))
+        sent = (await engine.wait_received("/generate"))[0]
+        left.cancel()
+        await asyncio.wait([left])
+        gate.set()
+        await engine.wait_finished(sent.body["rid"])
+        call = (await generator.generate(repeated("r2"))).payload
+        assert isinstance(call, ModelCall)
+        assert call.call_id == sent.body["rid"]
+    assert len(engine.received) == 1

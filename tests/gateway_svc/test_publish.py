@@ -47,6 +47,17 @@ async def test_publishing_the_same_version_again_does_nothing(ready: RunningGate
         await ready.models.PublishWeights(published("v2", request_id="p"))
 
 
+async def test_a_repeat_that_comes_late_brings_no_older_weights_back(ready: RunningGateway, engine: FakeEngine) -> None:
+    await ready.models.PublishWeights(published(request_id="p"))
+    await ready.models.PublishWeights(published(request_id="same"))  # nothing to do, and yet remembered
+    await ready.models.PublishWeights(published("v2"))
+    for request_id in ("p", "same"):
+        late = (await ready.models.PublishWeights(published(request_id=request_id))).model
+        assert (late.weight_version, late.weights_path) == ("v1", "weights/v1")
+    assert len(engine.requests("/update_weights_from_disk")) == 2
+    assert versions(await ready.generate("a", [1])) == ["v2"]
+
+
 async def test_generations_in_flight_finish_and_new_ones_wait(ready: RunningGateway, engine: FakeEngine) -> None:
     gate = asyncio.Event()
     engine.reply = lambda ids: Reply([5], gates={0: gate})

@@ -44,6 +44,18 @@ async def test_a_rollout_is_stored_as_asked_and_queued(gateway: RunningGateway) 
     assert (found.split, found.group_id) == (rollout_pb2.SPLIT_TRAIN, "g")
 
 
+async def test_what_only_the_gateway_says_is_not_taken_from_a_create(gateway: RunningGateway) -> None:
+    asked = wanted("a")
+    asked.rollout.MergeFrom(
+        rollout_pb2.Rollout(name="rollouts/z", state=FAILED, attempt=7, state_message="x", revision=9)
+    )
+    asked.rollout.finish_time.FromSeconds(1)
+    asked.rollout.runner.SetInParent()
+    made = (await gateway.rollouts.CreateRollout(asked)).rollout
+    assert made == (await gateway.rollouts.GetRollout(rollout_pb2.GetRolloutRequest(name="rollouts/a"))).rollout
+    assert (made.name, made.state, made.attempt, made.revision) == ("rollouts/a", QUEUED, 0, 1)
+
+
 async def test_creating_the_same_again_gives_what_is_stored(gateway: RunningGateway) -> None:
     first = await gateway.rollouts.CreateRollout(wanted("a"))
     second = await gateway.rollouts.CreateRollout(wanted("a"))

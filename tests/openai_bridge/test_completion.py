@@ -157,7 +157,7 @@ async def test_the_gateways_refusal_reaches_the_harness(
     ],
 )
 async def test_bad_request_never_reaches_generate(
-    start_bridge: Start, fields: dict[str, Any], path: dict[str, str], status: int, code: str
+    start_bridge: Start, fields: dict[str, Any], path: dict[str, Any], status: int, code: str
 ) -> None:
     async with start_bridge() as bridge:
         answered, data = await read(bridge.call(body(**fields), **path))
@@ -177,7 +177,55 @@ async def test_harness_that_goes_away_cancels_the_generation(start_bridge: Start
         await bridge.policy.until(lambda: len(bridge.policy.asked) == 2)
         call.cancel()
         await bridge.policy.until(lambda: len(bridge.policy.cancelled) == 2)
+        await bridge.policy.until(lambda: len(bridge.policy.undelivered) == 2)
+        assert sorted(bridge.policy.undelivered) == sorted(asked.request_id for asked in bridge.policy.asked)
         assert not bridge.policy.delivered
+
+
+async def test_what_the_headers_and_the_body_say_of_a_retry_reaches_the_gateway(start_bridge: Start) -> None:
+    async with start_bridge() as bridge:
+        retried = "x-stainless-retry-count"
+        for headers in ((), (("idempotency-key", "k"), (retried, "0")), ((retried, "1"),), ((retried, "x"),)):
+            await read(bridge.call(body(stream=bool(headers)), metadata=headers))
+        found = [(asked.idempotency_key, asked.is_retry) for asked in bridge.policy.asked]
+        assert found == [("", False), ("k", False), ("", True), ("", False)]
+        assert len({asked.body_digest for asked in bridge.policy.asked}) == 1
+        assert len(bridge.policy.asked[0].body_digest) == 16
+        status, _ = await read(bridge.call(body(), metadata=(("idempotency-key", "k" * 256),)))
+        assert status == 400
+
+
+async def test_a_reply_that_is_cut_while_it_is_written_is_reported_as_lost(start_bridge: Start) -> None:
+    async def long(_: Request) -> Sampled:
+        return sampled("word " * 200_000)
+
+    async with start_bridge(reply=long) as bridge:
+        call = bridge.call(body(stream=True))
+        assert (await call.read()).data
+        call.cancel()
+        await bridge.policy.until(lambda: len(bridge.policy.undelivered) == 1)
+        assert not bridge.policy.delivered
+
+
+async def test_a_failed_choice_leaves_the_others_to_the_retry(start_bridge: Start) -> None:
+    async def second_fails(request: Request) -> Sampled:
+        if request.choice_index:
+            await asyncio.sleep(0.05)
+            raise errors.OverloadedError("full")
+        return sampled("Hi")
+
+    async with start_bridge(reply=second_fails) as bridge:
+        status, _ = await read(bridge.call(body(n=2)))
+        assert status == 429
+        await bridge.policy.until(lambda: len(bridge.policy.undelivered) == 2)
+
+
+async def test_what_never_reached_the_gateway_is_not_reported(start_bridge: Start) -> None:
+    async with start_bridge() as bridge:
+        await read(bridge.call(body(model="none")))
+        await read(bridge.call(body()))
+        await bridge.policy.until(lambda: len(bridge.policy.delivered) == 1)
+        assert not bridge.policy.undelivered
 
 
 async def test_harness_that_goes_away_between_keep_alives_cancels_the_generation(start_bridge: Start) -> None:

@@ -10,6 +10,7 @@ from whippletree.errors import ServiceUnavailableError
 @dataclass
 class Gateway:
     told: list[tuple[str, list[str]]] = field(default_factory=list)
+    lost: list[tuple[str, list[str]]] = field(default_factory=list)
     open: asyncio.Event = field(default_factory=asyncio.Event)
     fails: bool = False
 
@@ -18,6 +19,10 @@ class Gateway:
         if self.fails:
             raise ServiceUnavailableError("gone")
         self.told.append((rollout, call_ids))
+
+    async def mark_undelivered(self, rollout: str, request_ids: list[str], *, patience: float) -> None:
+        await self.open.wait()
+        self.lost.append((rollout, request_ids))
 
 
 async def test_leaving_reports_everything_grouped_by_rollout() -> None:
@@ -60,6 +65,19 @@ async def test_full_queue_drops_and_says_so(caplog: pytest.LogCaptureFixture) ->
         gateway.open.set()
     assert [call for _, calls in gateway.told for call in calls] == ["a", "b"]
     assert "call c stays unreported" in caplog.text
+
+
+async def test_the_first_end_of_an_answer_counts_and_one_that_asked_nothing_loses_nothing() -> None:
+    gateway = Gateway()
+    gateway.open.set()
+    async with Deliveries(gateway, queue=10, patience=1, flush=30) as deliveries:
+        written, lost, early = (deliveries.begin("r1", [name]) for name in ("w", "l", "e"))
+        written.asked = lost.asked = True
+        written.written(["c1"])
+        for delivery in (written, lost, lost, early):
+            delivery.lose()
+        lost.written(["c2"])
+    assert (gateway.told, gateway.lost) == ([("r1", ["c1"])], [("r1", ["l"])])
 
 
 def test_groups_hold_at_most_a_hundred() -> None:

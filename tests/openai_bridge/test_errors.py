@@ -17,6 +17,7 @@ from whippletree import errors
         (errors.ContextLengthExceededError("m"), 400, "context_length_exceeded", "false"),
         (errors.HeldTooLongError("m"), 503, "held_too_long", "true"),
         (errors.OverloadedError("m"), 429, "rate_limit_exceeded", "true"),
+        (errors.StoreFullError("m"), 503, "store_full", "true"),
         (errors.EngineUnavailableError("m"), 503, "engine_unavailable", "true"),
         (errors.ShuttingDownError("m"), 503, "shutting_down", "true"),
         (errors.ServiceUnavailableError("m"), 503, "shutting_down", "true"),

@@ -18,6 +18,15 @@ async def test_leaving_a_scope_cancels_its_work() -> None:
     assert task.cancelled()
 
 
+async def test_what_is_due_at_the_end_of_an_answer_happens_once() -> None:
+    ended: list[str] = []
+    with InFlight().scope() as scope:
+        scope.at_end(lambda: ended.append("end"))
+        scope.cancel()
+        assert ended == ["end"]
+    assert ended == ["end"]
+
+
 async def test_drain_lets_work_end_within_its_grace() -> None:
     in_flight, go = InFlight(), asyncio.Event()
 

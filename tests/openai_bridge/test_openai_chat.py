@@ -31,6 +31,7 @@ def refused(data: bytes) -> InvalidFieldError:
         (b'{"model":"m","messages":[{"role":"user","content":"\xff"}]}', "body"),
         (b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}', "body"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "body"),
+        (b'{"model":"m","messages":[{"role":"user"}],"x":' + b'{"a":' * 500 + b"1" + b"}" * 501, "body"),
         (b'{"model":"m"}', "messages"),
         (b'{"messages":[{"role":"user","content":"hi"}]}', "model"),
         (b'{"model":"m","messages":[]}', "messages"),
@@ -137,3 +138,11 @@ def test_a_request_may_not_replace_what_the_bridge_gives_the_template() -> None:
 def test_stream_options() -> None:
     assert understood(stream=True, stream_options={"include_usage": True}).include_usage
     assert not understood(stream=True, stream_options=None).include_usage
+
+
+def test_the_digest_is_that_of_the_body_without_its_stream_settings() -> None:
+    one = understood(stream=True, stream_options={"include_usage": True}, seed=1, metadata={"a": 1, "b": [2]})
+    same = {"metadata": {"b": [2], "a": 1}, "messages": [USER], "model": "m", "seed": 1}
+    assert parse(json.dumps(same, indent=1).encode(), max_choices=4).digest == one.digest
+    others = [understood(seed=2), understood(seed=1, metadata={"a": 1}), understood(), understood(n=2)]
+    assert len({one.digest, *(other.digest for other in others)}) == 5, "fields that are not used count too"

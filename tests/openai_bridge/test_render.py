@@ -12,7 +12,7 @@ USER = Message(role="user", content="hi")
 
 
 def request(*messages: Message, **variables: Any) -> ChatRequest:
-    return ChatRequest(model="m", messages=messages, sampling=Sampling(), template_arguments=variables)
+    return ChatRequest(model="m", messages=messages, sampling=Sampling(), template_arguments=variables, digest=b"")
 
 
 def template(source: str = QWEN) -> ChatTemplate:

@@ -56,6 +56,17 @@ async def test_events_come_as_typed_values(client: Client) -> None:
     assert call.sequence < reward.sequence < log.sequence
 
 
+async def test_prompts_are_put_together_from_what_they_add_to_earlier_calls(
+    client: Client, gateway: RunningGateway
+) -> None:
+    prompts = [(1, 2, 3, 5, 6, 7, 4), (1, 2, 3, 5, 6, 7, 8), (9,), (1, 2, 3, 5, 6, 7, 4, 5, 6, 7, 1)]
+    for prompt in prompts:
+        await gateway.generate("first", prompt)
+    calls = [event.call async for event in client.events("first", tokens=True) if event.call is not None]
+    assert [call.prompt_token_ids for call in calls] == [(1, 2, 3), *prompts]
+    assert [call.shared_token_count for call in calls] == [0, 6, 6, 0, 10]
+
+
 async def test_without_tokens_only_counts_are_sent(client: Client) -> None:
     first = await anext(client.events("first", tokens=False))
     assert first.call is not None

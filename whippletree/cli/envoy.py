@@ -16,7 +16,8 @@ LISTENER = "whippletree"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvoyValues:
-    """What differs between a laptop and production. Addresses are `host:port`."""
+    """What differs between a laptop and production. Addresses are `host:port`; of gateway and bridge several may be
+    given, with commas between them."""
 
     listen: str
     admin: str
@@ -31,16 +32,23 @@ class EnvoyValues:
 def render(template: str, values: EnvoyValues) -> str:
     """The configuration. KeyError where the template has a placeholder that is not known."""
     filled: dict[str, str] = {"ACCESS_LOG": values.access_log, "FOLDER": str(values.folder)}
-    for name, address in (
-        ("LISTEN", values.listen),
-        ("ADMIN", values.admin),
-        ("GATEWAY", values.gateway),
-        ("BRIDGE", values.bridge),
-    ):
-        host, _, port = address.rpartition(":")
-        filled[f"{name}_ADDRESS"] = host.strip("[]")
-        filled[f"{name}_PORT"] = str(int(port))
+    for name, address in (("LISTEN", values.listen), ("ADMIN", values.admin)):
+        host, port = _split(address)
+        filled[f"{name}_ADDRESS"], filled[f"{name}_PORT"] = host, str(port)
+    for name, addresses in (("GATEWAY", values.gateway), ("BRIDGE", values.bridge)):
+        filled[f"{name}_ENDPOINTS"] = ", ".join(_endpoint(address) for address in addresses.split(","))
     return Template(template).substitute(filled)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _endpoint(address: str) -> str:
+    """One endpoint of a cluster, as YAML."""
+    host, port = _split(address)
+    return json.dumps({"endpoint": {"address": {"socket_address": {"address": host, "port_value": port}}}})
 
 
 def arguments(*, config: Path, admin_file: Path, workers: int = 1) -> list[str]:

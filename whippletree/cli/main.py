@@ -2,7 +2,7 @@
 
 import typer
 
-from whippletree.cli import demo, doctor, rollouts, train, up
+from whippletree.cli import demo, doctor, record, rollouts, train, up
 
 app = typer.Typer(
     name="whippletree",
@@ -17,6 +17,7 @@ app.command()(train.train)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
 app.add_typer(rollouts.app, name="rollouts")
+app.add_typer(record.app, name="record")
 
 
 if __name__ == "__main__":

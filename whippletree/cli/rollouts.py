@@ -18,7 +18,7 @@ from whippletree.cli.project import DEFAULT_RUN_DIR
 from whippletree.cli.supervisor import Supervisor
 from whippletree.cli.system import Options, choose
 from whippletree.cli.text import Decoder, load_decoder, one_line
-from whippletree.client import Call, Client, Event, Rollout, open_client
+from whippletree.client import Call, Client, Complete, Deleted, Event, Rollout, open_client
 
 app = typer.Typer(
     help="Look at rollouts: what was asked, what the model said token by token, what it earned.", no_args_is_help=True
@@ -61,10 +61,66 @@ def show(
     run(_show(rollout, tokens, run_dir, gateway))
 
 
-async def _list(run_id: str, states: tuple[str, ...], limit: int, run_dir: Path, gateway: str) -> None:
+@app.command()
+def watch(
+    run_id: Annotated[str, typer.Option("--run", help="Only this training run.")] = "",
+    state: Annotated[list[str] | None, typer.Option(help="Only rollouts in this state; may be repeated.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when everything that is there was printed.")] = False,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    gateway: Gateway = "",
+) -> None:
+    """Print rollouts as they are, then every change as it happens, until Ctrl-C; a restarted gateway is waited for.
+
+    Example: whippletree rollouts watch --state running --state failed
+    """
+    run(_watch(run_id, tuple(state or ()), once, run_dir, gateway))
+
+
+@app.command()
+def cancel(
+    rollouts: Annotated[list[str], typer.Argument(help="Ids, as `list` prints them.")],
+    reason: Annotated[str, typer.Option(help="Why; it is kept with the rollout.")] = "cancelled by hand",
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    gateway: Gateway = "",
+) -> None:
+    """Cancel rollouts; their agents are stopped. One that is cancelled already stays so, one that ended is an error.
+
+    Example: whippletree rollouts cancel quickstart-s3-g0-r1 --reason "hangs"
+    """
+    run(_cancel(rollouts, reason, run_dir, gateway))
+
+
+async def _watch(run_id: str, states: tuple[str, ...], once: bool, run_dir: Path, gateway: str) -> None:
+    _check(states)
+    async with _connected(run_dir, gateway) as client:
+        async for found in client.watch_rollouts(run_id=run_id, states=states):
+            match found:
+                case Complete():
+                    if once:
+                        return
+                case Deleted(rollout_id=rollout_id):
+                    OUT.print(f"{rollout_id} deleted", markup=False)
+                case Rollout() as item:
+                    why = f": {item.message}" if item.message else ""
+                    attempt = f", attempt {item.attempt}" if item.attempt else ""
+                    OUT.print(f"{item.rollout_id} {item.state}{attempt}{why}", markup=False)
+
+
+async def _cancel(rollout_ids: list[str], reason: str, run_dir: Path, gateway: str) -> None:
+    async with _connected(run_dir, gateway) as client:
+        for rollout_id in rollout_ids:
+            item = await client.cancel(rollout_id, reason=reason)
+            OUT.print(f"{item.rollout_id} {item.state}: {item.message}", markup=False)
+
+
+def _check(states: tuple[str, ...]) -> None:
     known = {"queued", "running", "succeeded", "failed", "cancelled"}
     if unknown := set(states) - known:
         raise UserError(f"--state {unknown.pop()}: choose from {', '.join(sorted(known))}")
+
+
+async def _list(run_id: str, states: tuple[str, ...], limit: int, run_dir: Path, gateway: str) -> None:
+    _check(states)
     async with _connected(run_dir, gateway) as client:
         found = [item async for item in client.rollouts(run_id=run_id, states=states)]
     table = Table(box=None, pad_edge=False)
@@ -133,7 +189,8 @@ def _print_call(head: str, call: Call, decoder: Decoder | None, *, tokens: bool)
         "delivered" if call.delivered else "not delivered",
         f"{call.engine_seconds:.2f} s",
     )
-    OUT.print(f"{head} call {call.call_id}: {', '.join(facts)}", style="cyan", markup=False)
+    who = f" of {call.model} ({call.role})" if call.role != "policy" else ""
+    OUT.print(f"{head} call {call.call_id}{who}: {', '.join(facts)}", style="cyan", markup=False)
     if decoder is not None:
         added = decoder(call.prompt_token_ids[call.shared_token_count :])
         OUT.print("  prompt adds: " + added.strip().replace("\n", "\n    "), markup=False)

@@ -58,6 +58,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """OUT_OF_RANGE: the resume token is too old; start the watch again without one."""
     ERROR_REASON_DEADLINE: _ErrorReason.ValueType  # 17
     """DEADLINE_EXCEEDED: the caller's deadline passed."""
+    ERROR_REASON_STORE_FULL: _ErrorReason.ValueType  # 18
+    """RESOURCE_EXHAUSTED: the store has no room; nothing was written, reads go on, and the service recovers by itself when
+    there is room again. Repeat after RetryInfo.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The `reason` of the one google.rpc.ErrorInfo that every error carries (domain "whippletree"). The gRPC code says what a
@@ -101,4 +105,8 @@ ERROR_REASON_RESUME_TOKEN_EXPIRED: ErrorReason.ValueType  # 16
 """OUT_OF_RANGE: the resume token is too old; start the watch again without one."""
 ERROR_REASON_DEADLINE: ErrorReason.ValueType  # 17
 """DEADLINE_EXCEEDED: the caller's deadline passed."""
+ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 18
+"""RESOURCE_EXHAUSTED: the store has no room; nothing was written, reads go on, and the service recovers by itself when
+there is room again. Repeat after RetryInfo.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

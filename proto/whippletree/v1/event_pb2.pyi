@@ -397,3 +397,95 @@ class ExportEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExportEventsResponse: _TypeAlias = ExportEventsResponse  # noqa: Y015
+
+@_typing.final
+class WatchEventsRequest(_message.Message):
+    """Watches events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    VIEW_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """`runs/{run}` or `rollouts/{rollout}`; empty = all."""
+    view: Global___EventView.ValueType
+    """How much of a model call is sent; default BASIC."""
+    resume_token: _builtins.str
+    """Opaque; empty = from the first event on."""
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        view: Global___EventView.ValueType = ...,
+        resume_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parent", b"parent", "resume_token", b"resume_token", "view", b"view"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchEventsRequest: _TypeAlias = WatchEventsRequest  # noqa: Y015
+
+@_typing.final
+class WatchEventsResponse(_message.Message):
+    """One message of the watch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    deleted: _builtins.str
+    """Name of a rollout that was deleted with all its events, those included that were not sent yet."""
+    resume_token: _builtins.str
+    """Continue from here."""
+    @_builtins.property
+    def event(self) -> Global___Event:
+        """A stored event; its name says whose it is."""
+
+    @_builtins.property
+    def bookmark(self) -> Global___EventBookmark:
+        """Everything that is there was sent, or nothing new came for 15 seconds."""
+
+    def __init__(
+        self,
+        *,
+        event: Global___Event | None = ...,
+        deleted: _builtins.str = ...,
+        bookmark: Global___EventBookmark | None = ...,
+        resume_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "deleted", b"deleted", "event", b"event", "record", b"record"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "deleted", b"deleted", "event", b"event", "record", b"record", "resume_token", b"resume_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["event", "deleted", "bookmark"]  # noqa: Y015
+    _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
+
+Global___WatchEventsResponse: _TypeAlias = WatchEventsResponse  # noqa: Y015
+
+@_typing.final
+class EventBookmark(_message.Message):
+    """A point of the stream up to which everything was sent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """The sequence of the last event that was looked at."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EventBookmark: _TypeAlias = EventBookmark  # noqa: Y015

@@ -50,6 +50,11 @@ class EventServiceStub:
                 request_serializer=whippletree_dot_v1_dot_event__pb2.ExportEventsRequest.SerializeToString,
                 response_deserializer=whippletree_dot_v1_dot_event__pb2.ExportEventsResponse.FromString,
                 _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/whippletree.v1.EventService/WatchEvents',
+                request_serializer=whippletree_dot_v1_dot_event__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=whippletree_dot_v1_dot_event__pb2.WatchEventsResponse.FromString,
+                _registered_method=True)
 
 
 class EventServiceServicer:
@@ -80,6 +85,16 @@ class EventServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchEvents(self, request, context):
+        """Sends the events that are there, a bookmark, then new ones as they are stored: at least once, by sequence. A call's
+        `delivered` is that of the moment it is sent. OUT_OF_RANGE RESUME_TOKEN_EXPIRED where the token is of another store
+        or deletions since then are forgotten; RESOURCE_EXHAUSTED OVERLOADED where the reader was too slow: go on from the
+        last token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EventServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -97,6 +112,11 @@ def add_EventServiceServicer_to_server(servicer, server):
                     servicer.ExportEvents,
                     request_deserializer=whippletree_dot_v1_dot_event__pb2.ExportEventsRequest.FromString,
                     response_serializer=whippletree_dot_v1_dot_event__pb2.ExportEventsResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=whippletree_dot_v1_dot_event__pb2.WatchEventsRequest.FromString,
+                    response_serializer=whippletree_dot_v1_dot_event__pb2.WatchEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +201,33 @@ class EventService:
             '/whippletree.v1.EventService/ExportEvents',
             whippletree_dot_v1_dot_event__pb2.ExportEventsRequest.SerializeToString,
             whippletree_dot_v1_dot_event__pb2.ExportEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/whippletree.v1.EventService/WatchEvents',
+            whippletree_dot_v1_dot_event__pb2.WatchEventsRequest.SerializeToString,
+            whippletree_dot_v1_dot_event__pb2.WatchEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

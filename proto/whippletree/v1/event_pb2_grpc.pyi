@@ -44,6 +44,12 @@ class EventServiceStub:
     """Streams the events of many rollouts with packed tokens, rollout by rollout in the order asked for, each by sequence:
     the trainer's way in. Ends after the last one.
     """
+    WatchEvents: _grpc.UnaryStreamMultiCallable[_event_pb2.WatchEventsRequest, _event_pb2.WatchEventsResponse]
+    """Sends the events that are there, a bookmark, then new ones as they are stored: at least once, by sequence. A call's
+    `delivered` is that of the moment it is sent. OUT_OF_RANGE RESUME_TOKEN_EXPIRED where the token is of another store
+    or deletions since then are forgotten; RESOURCE_EXHAUSTED OVERLOADED where the reader was too slow: go on from the
+    last token.
+    """
 
 @_typing.type_check_only
 class EventServiceAsyncStub(EventServiceStub):
@@ -60,6 +66,12 @@ class EventServiceAsyncStub(EventServiceStub):
     ExportEvents: _aio.UnaryStreamMultiCallable[_event_pb2.ExportEventsRequest, _event_pb2.ExportEventsResponse]  # type: ignore[assignment]
     """Streams the events of many rollouts with packed tokens, rollout by rollout in the order asked for, each by sequence:
     the trainer's way in. Ends after the last one.
+    """
+    WatchEvents: _aio.UnaryStreamMultiCallable[_event_pb2.WatchEventsRequest, _event_pb2.WatchEventsResponse]  # type: ignore[assignment]
+    """Sends the events that are there, a bookmark, then new ones as they are stored: at least once, by sequence. A call's
+    `delivered` is that of the moment it is sent. OUT_OF_RANGE RESUME_TOKEN_EXPIRED where the token is of another store
+    or deletions since then are forgotten; RESOURCE_EXHAUSTED OVERLOADED where the reader was too slow: go on from the
+    last token.
     """
 
 class EventServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -92,6 +104,18 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_event_pb2.ExportEventsResponse], _abc.AsyncIterator[_event_pb2.ExportEventsResponse]]:
         """Streams the events of many rollouts with packed tokens, rollout by rollout in the order asked for, each by sequence:
         the trainer's way in. Ends after the last one.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchEvents(
+        self,
+        request: _event_pb2.WatchEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_event_pb2.WatchEventsResponse], _abc.AsyncIterator[_event_pb2.WatchEventsResponse]]:
+        """Sends the events that are there, a bookmark, then new ones as they are stored: at least once, by sequence. A call's
+        `delivered` is that of the moment it is sent. OUT_OF_RANGE RESUME_TOKEN_EXPIRED where the token is of another store
+        or deletions since then are forgotten; RESOURCE_EXHAUSTED OVERLOADED where the reader was too slow: go on from the
+        last token.
         """
 
 def add_EventServiceServicer_to_server(servicer: EventServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -35,6 +35,9 @@ class GenerateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CHOICE_INDEX_FIELD_NUMBER: _builtins.int
     ASKED_SAMPLING_FIELD_NUMBER: _builtins.int
+    BODY_DIGEST_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    IS_RETRY_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
     """`rollouts/{rollout}`."""
     attempt: _builtins.int
@@ -53,6 +56,14 @@ class GenerateRequest(_message.Message):
     """Further samplings of the same prompt by one request count from 0."""
     asked_sampling: _builtins.str
     """The sampling that the harness asked for and that has no field here, as JSON; recorded, never used."""
+    body_digest: _builtins.bytes
+    """Digest of the harness's request without its stream settings, at most 64 bytes; by it retries are recognised within
+    an attempt, each choice_index by itself. Empty = no retries are recognised.
+    """
+    idempotency_key: _builtins.str
+    """The harness's `Idempotency-Key`, at most 255 characters; empty = none."""
+    is_retry: _builtins.bool
+    """The harness says that it retries: it belongs to the latest call with this digest."""
     @_builtins.property
     def sampling(self) -> _model_call_pb2.SamplingParams:
         """What the harness asked for. In train mode only max_tokens, stop and seed are honoured."""
@@ -70,10 +81,13 @@ class GenerateRequest(_message.Message):
         request_id: _builtins.str = ...,
         choice_index: _builtins.int = ...,
         asked_sampling: _builtins.str = ...,
+        body_digest: _builtins.bytes = ...,
+        idempotency_key: _builtins.str = ...,
+        is_retry: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "attempt", b"attempt", "choice_index", b"choice_index", "dialect", b"dialect", "mode", b"mode", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rollout", b"rollout", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "attempt", b"attempt", "body_digest", b"body_digest", "choice_index", b"choice_index", "dialect", b"dialect", "idempotency_key", b"idempotency_key", "is_retry", b"is_retry", "mode", b"mode", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rollout", b"rollout", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -155,3 +169,48 @@ class MarkDeliveredResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MarkDeliveredResponse: _TypeAlias = MarkDeliveredResponse  # noqa: Y015
+
+@_typing.final
+class MarkUndeliveredRequest(_message.Message):
+    """Says that replies were not written out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUT_FIELD_NUMBER: _builtins.int
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    rollout: _builtins.str
+    """`rollouts/{rollout}`."""
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The request_id of Generate; at most 100."""
+
+    def __init__(
+        self,
+        *,
+        rollout: _builtins.str = ...,
+        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_ids", b"request_ids", "rollout", b"rollout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MarkUndeliveredRequest: _TypeAlias = MarkUndeliveredRequest  # noqa: Y015
+
+@_typing.final
+class MarkUndeliveredResponse(_message.Message):
+    """Answer of MarkUndelivered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MarkUndeliveredResponse: _TypeAlias = MarkUndeliveredResponse  # noqa: Y015

@@ -45,6 +45,11 @@ class InferenceServiceStub:
                 request_serializer=whippletree_dot_v1_dot_inference__pb2.MarkDeliveredRequest.SerializeToString,
                 response_deserializer=whippletree_dot_v1_dot_inference__pb2.MarkDeliveredResponse.FromString,
                 _registered_method=True)
+        self.MarkUndelivered = channel.unary_unary(
+                '/whippletree.v1.InferenceService/MarkUndelivered',
+                request_serializer=whippletree_dot_v1_dot_inference__pb2.MarkUndeliveredRequest.SerializeToString,
+                response_deserializer=whippletree_dot_v1_dot_inference__pb2.MarkUndeliveredResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -55,7 +60,9 @@ class InferenceServiceServicer:
         """Samples one response and records it; durable when it answers. Idempotent by request_id: a repeat joins the running
         generation or gives the recorded one, no second sample is drawn. Held while the run's weights change (HELD_TOO_LONG
         after the run's max_hold). STALE_ATTEMPT, ROLLOUT_ENDED, CONTEXT_LENGTH_EXCEEDED, TOKEN_OUT_OF_VOCABULARY,
-        ENGINE_UNAVAILABLE as they say. When the caller goes away the engine's generation is aborted.
+        ENGINE_UNAVAILABLE as they say. When the caller goes away, the generation waits for a retry (the gateway's setting
+        `retry_grace`) and is then aborted at the engine. A retry of an earlier request, as body_digest, idempotency_key and
+        is_retry tell, joins its running generation or gets its recorded response in the same way as a repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -63,6 +70,15 @@ class InferenceServiceServicer:
 
     def MarkDelivered(self, request, context):
         """Marks calls as written out to the harness in full. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MarkUndelivered(self, request, context):
+        """Says that the harness of these requests went away before their replies were written out in full: the next request
+        with the same body is then a retry. Idempotent. A request that was answered by no call, or whose call a later
+        request has taken over, is passed over. NOT_FOUND where there is no such rollout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,6 +96,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.MarkDelivered,
                     request_deserializer=whippletree_dot_v1_dot_inference__pb2.MarkDeliveredRequest.FromString,
                     response_serializer=whippletree_dot_v1_dot_inference__pb2.MarkDeliveredResponse.SerializeToString,
+            ),
+            'MarkUndelivered': grpc.unary_unary_rpc_method_handler(
+                    servicer.MarkUndelivered,
+                    request_deserializer=whippletree_dot_v1_dot_inference__pb2.MarkUndeliveredRequest.FromString,
+                    response_serializer=whippletree_dot_v1_dot_inference__pb2.MarkUndeliveredResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -137,6 +158,33 @@ class InferenceService:
             '/whippletree.v1.InferenceService/MarkDelivered',
             whippletree_dot_v1_dot_inference__pb2.MarkDeliveredRequest.SerializeToString,
             whippletree_dot_v1_dot_inference__pb2.MarkDeliveredResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MarkUndelivered(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whippletree.v1.InferenceService/MarkUndelivered',
+            whippletree_dot_v1_dot_inference__pb2.MarkUndeliveredRequest.SerializeToString,
+            whippletree_dot_v1_dot_inference__pb2.MarkUndeliveredResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,10 +37,17 @@ class InferenceServiceStub:
     """Samples one response and records it; durable when it answers. Idempotent by request_id: a repeat joins the running
     generation or gives the recorded one, no second sample is drawn. Held while the run's weights change (HELD_TOO_LONG
     after the run's max_hold). STALE_ATTEMPT, ROLLOUT_ENDED, CONTEXT_LENGTH_EXCEEDED, TOKEN_OUT_OF_VOCABULARY,
-    ENGINE_UNAVAILABLE as they say. When the caller goes away the engine's generation is aborted.
+    ENGINE_UNAVAILABLE as they say. When the caller goes away, the generation waits for a retry (the gateway's setting
+    `retry_grace`) and is then aborted at the engine. A retry of an earlier request, as body_digest, idempotency_key and
+    is_retry tell, joins its running generation or gets its recorded response in the same way as a repeat.
     """
     MarkDelivered: _grpc.UnaryUnaryMultiCallable[_inference_pb2.MarkDeliveredRequest, _inference_pb2.MarkDeliveredResponse]
     """Marks calls as written out to the harness in full. Idempotent."""
+    MarkUndelivered: _grpc.UnaryUnaryMultiCallable[_inference_pb2.MarkUndeliveredRequest, _inference_pb2.MarkUndeliveredResponse]
+    """Says that the harness of these requests went away before their replies were written out in full: the next request
+    with the same body is then a retry. Idempotent. A request that was answered by no call, or whose call a later
+    request has taken over, is passed over. NOT_FOUND where there is no such rollout.
+    """
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -51,10 +58,17 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Samples one response and records it; durable when it answers. Idempotent by request_id: a repeat joins the running
     generation or gives the recorded one, no second sample is drawn. Held while the run's weights change (HELD_TOO_LONG
     after the run's max_hold). STALE_ATTEMPT, ROLLOUT_ENDED, CONTEXT_LENGTH_EXCEEDED, TOKEN_OUT_OF_VOCABULARY,
-    ENGINE_UNAVAILABLE as they say. When the caller goes away the engine's generation is aborted.
+    ENGINE_UNAVAILABLE as they say. When the caller goes away, the generation waits for a retry (the gateway's setting
+    `retry_grace`) and is then aborted at the engine. A retry of an earlier request, as body_digest, idempotency_key and
+    is_retry tell, joins its running generation or gets its recorded response in the same way as a repeat.
     """
     MarkDelivered: _aio.UnaryUnaryMultiCallable[_inference_pb2.MarkDeliveredRequest, _inference_pb2.MarkDeliveredResponse]  # type: ignore[assignment]
     """Marks calls as written out to the harness in full. Idempotent."""
+    MarkUndelivered: _aio.UnaryUnaryMultiCallable[_inference_pb2.MarkUndeliveredRequest, _inference_pb2.MarkUndeliveredResponse]  # type: ignore[assignment]
+    """Says that the harness of these requests went away before their replies were written out in full: the next request
+    with the same body is then a retry. Idempotent. A request that was answered by no call, or whose call a later
+    request has taken over, is passed over. NOT_FOUND where there is no such rollout.
+    """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Inference: token ids in, token ids with log-probabilities and weight versions out, recorded before it answers."""
@@ -68,7 +82,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Samples one response and records it; durable when it answers. Idempotent by request_id: a repeat joins the running
         generation or gives the recorded one, no second sample is drawn. Held while the run's weights change (HELD_TOO_LONG
         after the run's max_hold). STALE_ATTEMPT, ROLLOUT_ENDED, CONTEXT_LENGTH_EXCEEDED, TOKEN_OUT_OF_VOCABULARY,
-        ENGINE_UNAVAILABLE as they say. When the caller goes away the engine's generation is aborted.
+        ENGINE_UNAVAILABLE as they say. When the caller goes away, the generation waits for a retry (the gateway's setting
+        `retry_grace`) and is then aborted at the engine. A retry of an earlier request, as body_digest, idempotency_key and
+        is_retry tell, joins its running generation or gets its recorded response in the same way as a repeat.
         """
 
     @_abc_1.abstractmethod
@@ -78,5 +94,16 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.MarkDeliveredResponse, _abc.Awaitable[_inference_pb2.MarkDeliveredResponse]]:
         """Marks calls as written out to the harness in full. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def MarkUndelivered(
+        self,
+        request: _inference_pb2.MarkUndeliveredRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.MarkUndeliveredResponse, _abc.Awaitable[_inference_pb2.MarkUndeliveredResponse]]:
+        """Says that the harness of these requests went away before their replies were written out in full: the next request
+        with the same body is then a retry. Idempotent. A request that was answered by no call, or whose call a later
+        request has taken over, is passed over. NOT_FOUND where there is no such rollout.
+        """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

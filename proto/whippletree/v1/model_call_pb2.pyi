@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from whippletree.v1 import model_pb2 as _model_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -101,6 +102,7 @@ class ModelCall(_message.Message):
     ENGINE_DURATION_FIELD_NUMBER: _builtins.int
     PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
     SHARED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Unique over the gateway; letters and digits only."""
     model: _builtins.str
@@ -127,6 +129,8 @@ class ModelCall(_message.Message):
     """The recorded call whose prompt + response is the longest prefix of this prompt; empty = none."""
     shared_token_count: _builtins.int
     """Tokens shared with the parent, from the start."""
+    role: _model_pb2.ModelRole.ValueType
+    """What the model was for when it answered: calls of an AUXILIARY model are never trained."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """View FULL: the exact prompt, [P]."""
@@ -188,10 +192,11 @@ class ModelCall(_message.Message):
         engine_duration: _duration_pb2.Duration | None = ...,
         parent_call_id: _builtins.str = ...,
         shared_token_count: _builtins.int = ...,
+        role: _model_pb2.ModelRole.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine_duration", b"engine_duration", "hold_duration", b"hold_duration", "packed", b"packed", "sampling", b"sampling", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "call_id", b"call_id", "delivered", b"delivered", "dialect", b"dialect", "engine", b"engine", "engine_duration", b"engine_duration", "finish_reason", b"finish_reason", "hold_duration", b"hold_duration", "matched_stop", b"matched_stop", "mode", b"mode", "model", b"model", "packed", b"packed", "parent_call_id", b"parent_call_id", "prompt_token_count", b"prompt_token_count", "prompt_token_ids", b"prompt_token_ids", "response_logprobs", b"response_logprobs", "response_token_count", b"response_token_count", "response_token_ids", b"response_token_ids", "sampling", b"sampling", "shared_token_count", b"shared_token_count", "start_time", b"start_time", "weight_versions", b"weight_versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "call_id", b"call_id", "delivered", b"delivered", "dialect", b"dialect", "engine", b"engine", "engine_duration", b"engine_duration", "finish_reason", b"finish_reason", "hold_duration", b"hold_duration", "matched_stop", b"matched_stop", "mode", b"mode", "model", b"model", "packed", b"packed", "parent_call_id", b"parent_call_id", "prompt_token_count", b"prompt_token_count", "prompt_token_ids", b"prompt_token_ids", "response_logprobs", b"response_logprobs", "response_token_count", b"response_token_count", "response_token_ids", b"response_token_ids", "role", b"role", "sampling", b"sampling", "shared_token_count", b"shared_token_count", "start_time", b"start_time", "weight_versions", b"weight_versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

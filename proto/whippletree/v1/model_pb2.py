@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awhippletree/v1/model.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04role\x18\x02 \x01(\x0e\x32\x19.whippletree.v1.ModelRole\x12\'\n\x07\x65ngines\x18\x03 \x03(\x0b\x32\x16.whippletree.v1.Engine\x12\x16\n\x0eweight_version\x18\x04 \x01(\t\x12\x14\n\x0cweights_path\x18\x05 \x01(\t\x12\x16\n\x0etokenizer_path\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\x05\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"[\n\x06\x45ngine\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.whippletree.v1.EngineKind\x12\x16\n\x0eweight_version\x18\x03 \x01(\t\"P\n\x14RegisterModelRequest\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"N\n\x15RegisterModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"8\n\x10GetModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"T\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.whippletree.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x12\x44\x65leteModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteModelResponse\"\x18\n\x16\x44\x65leteAllModelsRequest\"0\n\x17\x44\x65leteAllModelsResponse\x12\x15\n\rdeleted_count\x18\x01 \x01(\x05\"g\n\x15PublishWeightsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\t\x12\x14\n\x0cweights_path\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\">\n\x16PublishWeightsResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model*X\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_ROLE_POLICY\x10\x01\x12\x18\n\x14MODEL_ROLE_AUXILIARY\x10\x02*A\n\nEngineKind\x12\x1b\n\x17\x45NGINE_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NGINE_KIND_SGLANG\x10\x01\x32\xab\x05\n\x0cModelService\x12t\n\rRegisterModel\x12$.whippletree.v1.RegisterModelRequest\x1a%.whippletree.v1.RegisterModelResponse\"\x16\x82\xd3\xe4\x93\x02\x10\"\x0b/api/models:\x01*\x12k\n\x08GetModel\x12\x1f.whippletree.v1.GetModelRequest\x1a .whippletree.v1.GetModelResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/api/{name=models/*}\x12h\n\nListModels\x12!.whippletree.v1.ListModelsRequest\x1a\".whippletree.v1.ListModelsResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\x0b/api/models\x12t\n\x0b\x44\x65leteModel\x12\".whippletree.v1.DeleteModelRequest\x1a#.whippletree.v1.DeleteModelResponse\"\x1c\x82\xd3\xe4\x93\x02\x16*\x14/api/{name=models/*}\x12w\n\x0f\x44\x65leteAllModels\x12&.whippletree.v1.DeleteAllModelsRequest\x1a\'.whippletree.v1.DeleteAllModelsResponse\"\x13\x82\xd3\xe4\x93\x02\r*\x0b/api/models\x12_\n\x0ePublishWeights\x12%.whippletree.v1.PublishWeightsRequest\x1a&.whippletree.v1.PublishWeightsResponseB]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awhippletree/v1/model.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04role\x18\x02 \x01(\x0e\x32\x19.whippletree.v1.ModelRole\x12\'\n\x07\x65ngines\x18\x03 \x03(\x0b\x32\x16.whippletree.v1.Engine\x12\x16\n\x0eweight_version\x18\x04 \x01(\t\x12\x14\n\x0cweights_path\x18\x05 \x01(\t\x12\x16\n\x0etokenizer_path\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\x05\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"[\n\x06\x45ngine\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.whippletree.v1.EngineKind\x12\x16\n\x0eweight_version\x18\x03 \x01(\t\"P\n\x14RegisterModelRequest\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"N\n\x15RegisterModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"8\n\x10GetModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"T\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.whippletree.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"6\n\x12\x44\x65leteModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x15\n\x13\x44\x65leteModelResponse\",\n\x16\x44\x65leteAllModelsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"0\n\x17\x44\x65leteAllModelsResponse\x12\x15\n\rdeleted_count\x18\x01 \x01(\x05\"g\n\x15PublishWeightsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\t\x12\x14\n\x0cweights_path\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\">\n\x16PublishWeightsResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model*X\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_ROLE_POLICY\x10\x01\x12\x18\n\x14MODEL_ROLE_AUXILIARY\x10\x02*A\n\nEngineKind\x12\x1b\n\x17\x45NGINE_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NGINE_KIND_SGLANG\x10\x01\x32\xab\x05\n\x0cModelService\x12t\n\rRegisterModel\x12$.whippletree.v1.RegisterModelRequest\x1a%.whippletree.v1.RegisterModelResponse\"\x16\x82\xd3\xe4\x93\x02\x10\"\x0b/api/models:\x01*\x12k\n\x08GetModel\x12\x1f.whippletree.v1.GetModelRequest\x1a .whippletree.v1.GetModelResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/api/{name=models/*}\x12h\n\nListModels\x12!.whippletree.v1.ListModelsRequest\x1a\".whippletree.v1.ListModelsResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\x0b/api/models\x12t\n\x0b\x44\x65leteModel\x12\".whippletree.v1.DeleteModelRequest\x1a#.whippletree.v1.DeleteModelResponse\"\x1c\x82\xd3\xe4\x93\x02\x16*\x14/api/{name=models/*}\x12w\n\x0f\x44\x65leteAllModels\x12&.whippletree.v1.DeleteAllModelsRequest\x1a\'.whippletree.v1.DeleteAllModelsResponse\"\x13\x82\xd3\xe4\x93\x02\r*\x0b/api/models\x12_\n\x0ePublishWeights\x12%.whippletree.v1.PublishWeightsRequest\x1a&.whippletree.v1.PublishWeightsResponseB]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,10 +44,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELSERVICE'].methods_by_name['DeleteModel']._serialized_options = b'\202\323\344\223\002\026*\024/api/{name=models/*}'
   _globals['_MODELSERVICE'].methods_by_name['DeleteAllModels']._loaded_options = None
   _globals['_MODELSERVICE'].methods_by_name['DeleteAllModels']._serialized_options = b'\202\323\344\223\002\r*\013/api/models'
-  _globals['_MODELROLE']._serialized_start=1179
-  _globals['_MODELROLE']._serialized_end=1267
-  _globals['_ENGINEKIND']._serialized_start=1269
-  _globals['_ENGINEKIND']._serialized_end=1334
+  _globals['_MODELROLE']._serialized_start=1219
+  _globals['_MODELROLE']._serialized_end=1307
+  _globals['_ENGINEKIND']._serialized_start=1309
+  _globals['_ENGINEKIND']._serialized_end=1374
   _globals['_MODEL']._serialized_start=110
   _globals['_MODEL']._serialized_end=381
   _globals['_ENGINE']._serialized_start=383
@@ -65,17 +65,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTMODELSRESPONSE']._serialized_start=789
   _globals['_LISTMODELSRESPONSE']._serialized_end=873
   _globals['_DELETEMODELREQUEST']._serialized_start=875
-  _globals['_DELETEMODELREQUEST']._serialized_end=909
-  _globals['_DELETEMODELRESPONSE']._serialized_start=911
-  _globals['_DELETEMODELRESPONSE']._serialized_end=932
-  _globals['_DELETEALLMODELSREQUEST']._serialized_start=934
-  _globals['_DELETEALLMODELSREQUEST']._serialized_end=958
-  _globals['_DELETEALLMODELSRESPONSE']._serialized_start=960
-  _globals['_DELETEALLMODELSRESPONSE']._serialized_end=1008
-  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_start=1010
-  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_end=1113
-  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_start=1115
-  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_end=1177
-  _globals['_MODELSERVICE']._serialized_start=1337
-  _globals['_MODELSERVICE']._serialized_end=2020
+  _globals['_DELETEMODELREQUEST']._serialized_end=929
+  _globals['_DELETEMODELRESPONSE']._serialized_start=931
+  _globals['_DELETEMODELRESPONSE']._serialized_end=952
+  _globals['_DELETEALLMODELSREQUEST']._serialized_start=954
+  _globals['_DELETEALLMODELSREQUEST']._serialized_end=998
+  _globals['_DELETEALLMODELSRESPONSE']._serialized_start=1000
+  _globals['_DELETEALLMODELSRESPONSE']._serialized_end=1048
+  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_start=1050
+  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_end=1153
+  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_start=1155
+  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_end=1217
+  _globals['_MODELSERVICE']._serialized_start=1377
+  _globals['_MODELSERVICE']._serialized_end=2060
 # @@protoc_insertion_point(module_scope)

@@ -105,19 +105,23 @@ class SetPhaseRequest(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """`runs/{run}`."""
     phase: Global___Phase.ValueType
     """The phase wanted."""
+    request_id: _builtins.str
+    """UUID4, honoured for 24 hours: a repeat that comes late gives the first answer and moves nothing. Empty = done each time."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         phase: Global___Phase.ValueType = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,7 +29,7 @@ from whippletree.v1 import model_call_pb2 as whippletree_dot_v1_dot_model__call_
 from whippletree.v1 import phase_pb2 as whippletree_dot_v1_dot_phase__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18whippletree/v1/run.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fwhippletree/v1/model_call.proto\x1a\x1awhippletree/v1/phase.proto\"\x96\x02\n\x03Run\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x36\n\x0etrain_sampling\x18\x03 \x01(\x0b\x32\x1e.whippletree.v1.SamplingParams\x12\x35\n\reval_sampling\x18\x04 \x01(\x0b\x32\x1e.whippletree.v1.SamplingParams\x12+\n\x08max_hold\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x05phase\x18\x06 \x01(\x0e\x32\x15.whippletree.v1.Phase\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"X\n\x10\x43reateRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12 \n\x03run\x18\x02 \x01(\x0b\x32\x13.whippletree.v1.Run\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"F\n\x11\x43reateRunResponse\x12 \n\x03run\x18\x01 \x01(\x0b\x32\x13.whippletree.v1.Run\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x1d\n\rGetRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"2\n\x0eGetRunResponse\x12 \n\x03run\x18\x01 \x01(\x0b\x32\x13.whippletree.v1.Run\"8\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"N\n\x10ListRunsResponse\x12!\n\x04runs\x18\x01 \x03(\x0b\x32\x13.whippletree.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xbb\x02\n\nRunService\x12\x66\n\tCreateRun\x12 .whippletree.v1.CreateRunRequest\x1a!.whippletree.v1.CreateRunResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\"\t/api/runs:\x01*\x12\x63\n\x06GetRun\x12\x1d.whippletree.v1.GetRunRequest\x1a\x1e.whippletree.v1.GetRunResponse\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/api/{name=runs/*}\x12`\n\x08ListRuns\x12\x1f.whippletree.v1.ListRunsRequest\x1a .whippletree.v1.ListRunsResponse\"\x11\x82\xd3\xe4\x93\x02\x0b\x12\t/api/runsB]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18whippletree/v1/run.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fwhippletree/v1/model_call.proto\x1a\x1awhippletree/v1/phase.proto\"\x96\x02\n\x03Run\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x36\n\x0etrain_sampling\x18\x03 \x01(\x0b\x32\x1e.whippletree.v1.SamplingParams\x12\x35\n\reval_sampling\x18\x04 \x01(\x0b\x32\x1e.whippletree.v1.SamplingParams\x12+\n\x08max_hold\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x05phase\x18\x06 \x01(\x0e\x32\x15.whippletree.v1.Phase\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"X\n\x10\x43reateRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12 \n\x03run\x18\x02 \x01(\x0b\x32\x13.whippletree.v1.Run\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"F\n\x11\x43reateRunResponse\x12 \n\x03run\x18\x01 \x01(\x0b\x32\x13.whippletree.v1.Run\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x1d\n\rGetRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"2\n\x0eGetRunResponse\x12 \n\x03run\x18\x01 \x01(\x0b\x32\x13.whippletree.v1.Run\"8\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"N\n\x10ListRunsResponse\x12!\n\x04runs\x18\x01 \x03(\x0b\x32\x13.whippletree.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"C\n\x10\x44\x65leteRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"2\n\x11\x44\x65leteRunResponse\x12\x1d\n\x15\x64\x65leted_rollout_count\x18\x01 \x01(\x03\x32\xa9\x03\n\nRunService\x12\x66\n\tCreateRun\x12 .whippletree.v1.CreateRunRequest\x1a!.whippletree.v1.CreateRunResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\"\t/api/runs:\x01*\x12\x63\n\x06GetRun\x12\x1d.whippletree.v1.GetRunRequest\x1a\x1e.whippletree.v1.GetRunResponse\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/api/{name=runs/*}\x12`\n\x08ListRuns\x12\x1f.whippletree.v1.ListRunsRequest\x1a .whippletree.v1.ListRunsResponse\"\x11\x82\xd3\xe4\x93\x02\x0b\x12\t/api/runs\x12l\n\tDeleteRun\x12 .whippletree.v1.DeleteRunRequest\x1a!.whippletree.v1.DeleteRunResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/{name=runs/*}B]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,6 +43,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNSERVICE'].methods_by_name['GetRun']._serialized_options = b'\202\323\344\223\002\024\022\022/api/{name=runs/*}'
   _globals['_RUNSERVICE'].methods_by_name['ListRuns']._loaded_options = None
   _globals['_RUNSERVICE'].methods_by_name['ListRuns']._serialized_options = b'\202\323\344\223\002\013\022\t/api/runs'
+  _globals['_RUNSERVICE'].methods_by_name['DeleteRun']._loaded_options = None
+  _globals['_RUNSERVICE'].methods_by_name['DeleteRun']._serialized_options = b'\202\323\344\223\002\024*\022/api/{name=runs/*}'
   _globals['_RUN']._serialized_start=201
   _globals['_RUN']._serialized_end=479
   _globals['_CREATERUNREQUEST']._serialized_start=481
@@ -57,6 +59,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTRUNSREQUEST']._serialized_end=782
   _globals['_LISTRUNSRESPONSE']._serialized_start=784
   _globals['_LISTRUNSRESPONSE']._serialized_end=862
-  _globals['_RUNSERVICE']._serialized_start=865
-  _globals['_RUNSERVICE']._serialized_end=1180
+  _globals['_DELETERUNREQUEST']._serialized_start=864
+  _globals['_DELETERUNREQUEST']._serialized_end=931
+  _globals['_DELETERUNRESPONSE']._serialized_start=933
+  _globals['_DELETERUNRESPONSE']._serialized_end=983
+  _globals['_RUNSERVICE']._serialized_start=986
+  _globals['_RUNSERVICE']._serialized_end=1411
 # @@protoc_insertion_point(module_scope)

@@ -50,6 +50,11 @@ class RunServiceStub:
                 request_serializer=whippletree_dot_v1_dot_run__pb2.ListRunsRequest.SerializeToString,
                 response_deserializer=whippletree_dot_v1_dot_run__pb2.ListRunsResponse.FromString,
                 _registered_method=True)
+        self.DeleteRun = channel.unary_unary(
+                '/whippletree.v1.RunService/DeleteRun',
+                request_serializer=whippletree_dot_v1_dot_run__pb2.DeleteRunRequest.SerializeToString,
+                response_deserializer=whippletree_dot_v1_dot_run__pb2.DeleteRunResponse.FromString,
+                _registered_method=True)
 
 
 class RunServiceServicer:
@@ -77,6 +82,16 @@ class RunServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRun(self, request, context):
+        """Deletes a run with its rollouts, their attempts, events and calls, in small steps beside other writers; watchers are
+        told of every rollout. Answers when all is gone; what a cut call has begun goes on, also after a restart. Deleting
+        what is being deleted waits for it. WRONG_STATE where rollouts have not ended, unless `force`: then they are
+        cancelled first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +109,11 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.ListRuns,
                     request_deserializer=whippletree_dot_v1_dot_run__pb2.ListRunsRequest.FromString,
                     response_serializer=whippletree_dot_v1_dot_run__pb2.ListRunsResponse.SerializeToString,
+            ),
+            'DeleteRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRun,
+                    request_deserializer=whippletree_dot_v1_dot_run__pb2.DeleteRunRequest.FromString,
+                    response_serializer=whippletree_dot_v1_dot_run__pb2.DeleteRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +198,33 @@ class RunService:
             '/whippletree.v1.RunService/ListRuns',
             whippletree_dot_v1_dot_run__pb2.ListRunsRequest.SerializeToString,
             whippletree_dot_v1_dot_run__pb2.ListRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whippletree.v1.RunService/DeleteRun',
+            whippletree_dot_v1_dot_run__pb2.DeleteRunRequest.SerializeToString,
+            whippletree_dot_v1_dot_run__pb2.DeleteRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,12 @@ class RunServiceStub:
     """Reads one run."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_run_pb2.ListRunsRequest, _run_pb2.ListRunsResponse]
     """Lists runs in the order of their creation."""
+    DeleteRun: _grpc.UnaryUnaryMultiCallable[_run_pb2.DeleteRunRequest, _run_pb2.DeleteRunResponse]
+    """Deletes a run with its rollouts, their attempts, events and calls, in small steps beside other writers; watchers are
+    told of every rollout. Answers when all is gone; what a cut call has begun goes on, also after a restart. Deleting
+    what is being deleted waits for it. WRONG_STATE where rollouts have not ended, unless `force`: then they are
+    cancelled first.
+    """
 
 @_typing.type_check_only
 class RunServiceAsyncStub(RunServiceStub):
@@ -51,6 +57,12 @@ class RunServiceAsyncStub(RunServiceStub):
     """Reads one run."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_run_pb2.ListRunsRequest, _run_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Lists runs in the order of their creation."""
+    DeleteRun: _aio.UnaryUnaryMultiCallable[_run_pb2.DeleteRunRequest, _run_pb2.DeleteRunResponse]  # type: ignore[assignment]
+    """Deletes a run with its rollouts, their attempts, events and calls, in small steps beside other writers; watchers are
+    told of every rollout. Answers when all is gone; what a cut call has begun goes on, also after a restart. Deleting
+    what is being deleted waits for it. WRONG_STATE where rollouts have not ended, unless `force`: then they are
+    cancelled first.
+    """
 
 class RunServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs: one training (or evaluation) run and the settings that its rollouts share."""
@@ -78,5 +90,17 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_run_pb2.ListRunsResponse, _abc.Awaitable[_run_pb2.ListRunsResponse]]:
         """Lists runs in the order of their creation."""
+
+    @_abc_1.abstractmethod
+    def DeleteRun(
+        self,
+        request: _run_pb2.DeleteRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_pb2.DeleteRunResponse, _abc.Awaitable[_run_pb2.DeleteRunResponse]]:
+        """Deletes a run with its rollouts, their attempts, events and calls, in small steps beside other writers; watchers are
+        told of every rollout. Answers when all is gone; what a cut call has begun goes on, also after a restart. Deleting
+        what is being deleted waits for it. WRONG_STATE where rollouts have not ended, unless `force`: then they are
+        cancelled first.
+        """
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -48,6 +48,14 @@ def test_addresses_are_filled_in() -> None:
     assert places["bridge"]["socket_address"] == {"address": "::1", "port_value": 7011}
 
 
+def test_a_service_may_have_several_replicas() -> None:
+    values = EnvoyValues(listen="127.0.0.1:1", admin="127.0.0.1:0", gateway="one:1,two:2", bridge="b:3")
+    for cluster in yaml.safe_load(render(TEMPLATE, values))["static_resources"]["clusters"]:
+        found = [one["endpoint"]["address"] for one in cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]]
+        ports = [address["socket_address"]["port_value"] for address in found]
+        assert ports == {"gateway": [1, 2], "bridge": [3]}[cluster["name"]]
+
+
 def test_unknown_placeholder_is_an_error() -> None:
     with pytest.raises(KeyError, match="NONE"):
         render("${NONE}", VALUES)
@@ -78,9 +86,13 @@ def test_health_is_asked_every_second_also_without_traffic() -> None:
         assert (check["interval"], check["no_traffic_interval"], check["healthy_threshold"]) == ("1s", "1s", 1)
 
 
-def test_several_processes_are_balanced_by_open_requests() -> None:
+def test_bridges_are_balanced_by_open_requests_and_gateways_by_rollout() -> None:
     # A port of its own for each process: behind SO_REUSEPORT all calls of Envoy's one connection meet one process.
-    assert {cluster["lb_policy"] for cluster in clusters()} == {"LEAST_REQUEST"}
+    # Least request takes no notice of a route's hash policy; a gateway needs it, for a retry to meet its generation.
+    assert {cluster["name"]: cluster["lb_policy"] for cluster in clusters()} == {
+        "bridge": "LEAST_REQUEST",
+        "gateway": "RING_HASH",
+    }
 
 
 def test_routes_hash_on_the_rollout_and_never_on_bodies() -> None:

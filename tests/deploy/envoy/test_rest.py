@@ -86,3 +86,14 @@ async def test_unknown_field_of_a_body_is_ignored(whole: System, client: httpx.A
         f"{whole.url}/api/runs", json={"run_id": "unknown", "run": {"policy": "models/tiny"}, "new": {"a": 1}}
     )
     assert made.status_code == 200
+
+
+async def test_a_run_is_deleted_with_its_rollouts(whole: System, client: httpx.AsyncClient) -> None:
+    await whole.gateway.create_run("rest-gone")
+    await whole.gateway.create_rollout("rest-gone-1", "rest-gone")
+    refused = await client.delete(f"{whole.url}/api/runs/rest-gone")
+    assert refused.status_code == 400
+    assert "rollouts/rest-gone-1" in refused.text
+    answer = await client.delete(f"{whole.url}/api/runs/rest-gone", params={"force": "true"})
+    assert (answer.status_code, answer.json()["deleted_rollout_count"]) == (200, "1")
+    assert (await client.get(f"{whole.url}/api/rollouts/rest-gone-1")).status_code == 404

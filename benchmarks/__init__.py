@@ -1,0 +1,1 @@
+"""Measurements of the product; each prints one JSON object as its last line."""

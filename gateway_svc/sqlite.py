@@ -1,0 +1,74 @@
+"""The store's database as one SQLite file in WAL mode, for one process; a lock file beside it keeps others out."""
+
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+
+from gateway_svc.backend import Numbers
+
+
+class Sqlite:
+    """`synchronous` FULL syncs the log at every commit, NORMAL leaves that to the operating system."""
+
+    url = ""
+
+    def __init__(self, path: Path, synchronous: str) -> None:
+        self._lock = locked(path)
+        self.writer = _engine(path, synchronous, "BEGIN IMMEDIATE")
+        self.reader = _engine(path, synchronous, "BEGIN")
+
+    def prepare(self, connection: Connection) -> None:
+        """The lock file keeps others out."""
+
+    def begin(self, connection: Connection, known: Numbers) -> Numbers:
+        """There is no other writer."""
+        return known
+
+    def announce(self, connection: Connection, numbers: Numbers) -> None:
+        """There is nobody to tell."""
+
+    async def follow(self, committed: Callable[[Numbers], None]) -> None:
+        """There is nobody to hear of."""
+
+    def lost(self, error: DBAPIError) -> bool:
+        """A file does not go away."""
+        return False
+
+    def close(self) -> None:
+        """Close and unlock."""
+        self.writer.dispose()
+        self.reader.dispose()
+        self._lock.close()
+
+
+def locked(path: Path) -> Any:
+    """A lock file beside the store that lives as long as this process. OSError where another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.with_name(path.name + ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise OSError(f"the store {path} is in use by another process") from error
+    return file
+
+
+def _engine(path: Path, synchronous: str, begin: str) -> Engine:
+    """A SQLAlchemy engine whose transactions begin as told (pysqlite's own implicit BEGIN is switched off)."""
+    engine = create_engine(f"sqlite:///{path}", pool_size=16, connect_args={"timeout": 30, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, record: object) -> None:
+        connection.isolation_level = None
+        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "cache_size=-16384", "temp_store=MEMORY"):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
