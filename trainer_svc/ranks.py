@@ -1,7 +1,7 @@
 """The ranks as the loop sees them: starts them under torchrun, speaks to them by type, ends them.
 
 The driver serves TrainerBackendService on loopback; torchrun's workers call it. The whole tree of processes runs under
-a keeper (`whippletree/cli/keeper.py`) that ends it when the driver dies in whatever way.
+a keeper (`whippletree/keeper.py`) that ends it when the driver dies in whatever way.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from trainer_svc.commands import (
 from trainer_svc.config import BackendSection
 from trainer_svc.microbatch import MicroBatch
 from trainer_svc.servicers.backend import service
-from whippletree.cli import keeper
+from whippletree import keeper
 from whippletree.serve import listening
 
 GRACE = 10.0

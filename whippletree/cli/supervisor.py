@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from whippletree import keeper
 from whippletree.cli import health, ports, restart
 from whippletree.cli.parts import Part, keep_previous, log_path, tail
 
-KEEPER = Path(__file__).with_name("keeper.py")
 Report = Callable[[str, str], None]
 """(name of the part, what happened)."""
 
@@ -197,7 +197,7 @@ async def spawn(
 ) -> tuple[Process, int]:
     """Start `command` under a keeper: (keeper, the command's process id). Its output goes to `stderr`, None = ours."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), str(grace), "--"),
+        *(sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), str(grace), "--"),
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=PIPE,

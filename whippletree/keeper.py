@@ -1,4 +1,6 @@
-"""Runs one part and leaves nothing of it behind. Started as a script by `supervisor.py`; the standard library only.
+"""Runs one part and leaves nothing of it behind. Started as a script, by the supervisor and the trainer.
+
+The standard library only.
 
 In: `keeper.py PARENT GRACE -- COMMAND...`; standard error is the part's log. Out: one line with the part's process id
 on standard output, then its exit code (128 + signal where a signal ended it). Order: the part starts in a session of
