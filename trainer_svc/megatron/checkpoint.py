@@ -1,8 +1,9 @@
 """Checkpoints: model, Adam and the driver's own bytes, in megatron's torch_dist format, which reshards.
 
 A checkpoint is a directory that appears complete or not at all; `latest` beside it names the newest one.
-Left to itself, megatron starts a server process at the first save, only to carry results between processes that we do
-not have; it costs seconds and outlives a killed rank. `write_in_this_process` spares it.
+Left to itself, megatron forks a process for each file, and starts a server process to carry their results. A process
+forked beside the threads of gRPC may die before it has written, and the save then waits for it without end; the server
+outlives a killed rank. `write_in_this_process` spares both.
 """
 
 import queue
@@ -14,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
 from trainer_svc.files import flush_directory, replace_text, swap_directory
 from trainer_svc.megatron.trainer import Trainer
@@ -24,8 +26,29 @@ LATEST = "latest"
 
 
 def write_in_this_process() -> None:
-    """Gives megatron's writer a plain queue in place of one in a server process."""
+    """Lets megatron's writer write its files here, one after another, and answer through a plain queue."""
     filesystem_async._results_queue = queue.Queue()
+    FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(_write_buckets)
+
+
+def _write_buckets(
+    transforms: list[Any], use_msc: bool, rank: int, buckets: list[Any], results: "queue.Queue[Any]"
+) -> None:
+    """Stands for megatron's `write_preloaded_data_multiproc`: results by bucket, or the exception, into `results`."""
+    written: dict[int, Any] = {}
+    for index, bucket in enumerate(buckets):
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        open_tasks: queue.Queue[int] = queue.Queue()  # the writer takes its task off when it is done
+        open_tasks.put(index)
+        FileSystemWriterAsync.write_preloaded_data(
+            transforms, index, bucket, answers, open_tasks, use_fsync=True, use_msc=use_msc
+        )
+        _, answer = answers.get_nowait()
+        if isinstance(answer, Exception):
+            results.put(answer)
+            return
+        written[index] = answer
+    results.put(written)
 
 
 def save_checkpoint(trainer: Trainer, path: Path, step: int, extra: bytes) -> None:
