@@ -20,7 +20,6 @@ from grpc_status import rpc_status
 
 from whippletree.channel import MESSAGE_LIMIT
 from whippletree.errors import InternalError, InvalidFieldError, WhippletreeError
-from whippletree.log import ROLLOUT
 
 log = logging.getLogger(__name__)
 
@@ -97,18 +96,25 @@ def _check_decoded(request: Any) -> None:
         raise InvalidFieldError("the request cannot be decoded: text that is not UTF-8, or nesting that is too deep")
 
 
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, name: str) -> None:
+    """End a call with its error's status; what is unforeseen goes to the log and is told as INTERNAL."""
+    if isinstance(error, WhippletreeError):
+        known = error
+    else:
+        log.error("unforeseen failure in %s", name, exc_info=error)
+        known = InternalError("internal error")
+    await context.abort_with_status(rpc_status.to_status(known.to_status()))
+
+
 def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             _check_decoded(request)
             return await method(request, context)
-        except WhippletreeError as error:
-            await context.abort_with_status(rpc_status.to_status(error.to_status()))
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except Exception:
-            log.exception("unforeseen failure in %s", name)
-            await context.abort_with_status(rpc_status.to_status(InternalError("internal error").to_status()))
+        except Exception as error:
+            await _abort(context, error, name)
 
     return guarded
 
@@ -119,13 +125,10 @@ def _stream(method: Callable[..., AsyncIterator[Any]], name: str) -> Callable[..
             _check_decoded(request)
             async for message in method(request, context):
                 yield message
-        except WhippletreeError as error:
-            await context.abort_with_status(rpc_status.to_status(error.to_status()))
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except Exception:
-            log.exception("unforeseen failure in %s", name)
-            await context.abort_with_status(rpc_status.to_status(InternalError("internal error").to_status()))
+        except Exception as error:
+            await _abort(context, error, name)
 
     return guarded
 
@@ -176,10 +179,3 @@ async def until_signal() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
-
-
-def remember_rollout(context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Put the metadata `whippletree-rollout` into the log context of this call."""
-    for key, value in context.invocation_metadata() or ():
-        if key == "whippletree-rollout":
-            ROLLOUT.set(str(value))

@@ -1,7 +1,6 @@
 """What commands share at the terminal: lines about parts, errors in one clear line, and a clean end at a signal."""
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Coroutine
@@ -69,14 +68,3 @@ def _leave(message: str, code: int) -> NoReturn:
     ERR.print(message, markup=False, style="red" if sys.stderr.isatty() else None)
     sys.stderr.flush()
     raise typer.Exit(code)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of ours exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
