@@ -38,6 +38,7 @@ class GenerateRequest(_message.Message):
     BODY_DIGEST_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     IS_RETRY_FIELD_NUMBER: _builtins.int
+    CHOICE_COUNT_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
     """`rollouts/{rollout}`."""
     attempt: _builtins.int
@@ -64,6 +65,10 @@ class GenerateRequest(_message.Message):
     """The harness's `Idempotency-Key`, at most 255 characters; empty = none."""
     is_retry: _builtins.bool
     """The harness says that it retries: it belongs to the latest call with this digest."""
+    choice_count: _builtins.int
+    """Samplings of the prompt that the harness's request asks for, each by a Generate of its own; 0 = 1. Above 1 the
+    prompt is stored once.
+    """
     @_builtins.property
     def sampling(self) -> _model_call_pb2.SamplingParams:
         """What the harness asked for. In train mode only max_tokens, stop and seed are honoured."""
@@ -84,10 +89,11 @@ class GenerateRequest(_message.Message):
         body_digest: _builtins.bytes = ...,
         idempotency_key: _builtins.str = ...,
         is_retry: _builtins.bool = ...,
+        choice_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "attempt", b"attempt", "body_digest", b"body_digest", "choice_index", b"choice_index", "dialect", b"dialect", "idempotency_key", b"idempotency_key", "is_retry", b"is_retry", "mode", b"mode", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rollout", b"rollout", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "attempt", b"attempt", "body_digest", b"body_digest", "choice_count", b"choice_count", "choice_index", b"choice_index", "dialect", b"dialect", "idempotency_key", b"idempotency_key", "is_retry", b"is_retry", "mode", b"mode", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rollout", b"rollout", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,7 +69,9 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def MarkDelivered(self, request, context):
-        """Marks calls as written out to the harness in full. Idempotent.
+        """Marks calls as written out to the harness in full; also of a rollout that has ended, since the report follows the
+        reply. Idempotent without a request_id: delivered is final, so a repeat, however late, changes nothing. What is never
+        marked is trained only where a later prompt continues it. NOT_FOUND where the rollout has no such call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,8 +79,10 @@ class InferenceServiceServicer:
 
     def MarkUndelivered(self, request, context):
         """Says that the harness of these requests went away before their replies were written out in full: the next request
-        with the same body is then a retry. Idempotent. A request that was answered by no call, or whose call a later
-        request has taken over, is passed over. NOT_FOUND where there is no such rollout.
+        with the same body is then a retry. Idempotent without a request_id: only the latest request that was given a call
+        can lose it, and a call that was delivered stays so; a repeat, however late, changes nothing. A request that was
+        answered by no call, or whose call a later request has taken over, is passed over. NOT_FOUND where there is no such
+        rollout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,11 +42,16 @@ class InferenceServiceStub:
     is_retry tell, joins its running generation or gets its recorded response in the same way as a repeat.
     """
     MarkDelivered: _grpc.UnaryUnaryMultiCallable[_inference_pb2.MarkDeliveredRequest, _inference_pb2.MarkDeliveredResponse]
-    """Marks calls as written out to the harness in full. Idempotent."""
+    """Marks calls as written out to the harness in full; also of a rollout that has ended, since the report follows the
+    reply. Idempotent without a request_id: delivered is final, so a repeat, however late, changes nothing. What is never
+    marked is trained only where a later prompt continues it. NOT_FOUND where the rollout has no such call.
+    """
     MarkUndelivered: _grpc.UnaryUnaryMultiCallable[_inference_pb2.MarkUndeliveredRequest, _inference_pb2.MarkUndeliveredResponse]
     """Says that the harness of these requests went away before their replies were written out in full: the next request
-    with the same body is then a retry. Idempotent. A request that was answered by no call, or whose call a later
-    request has taken over, is passed over. NOT_FOUND where there is no such rollout.
+    with the same body is then a retry. Idempotent without a request_id: only the latest request that was given a call
+    can lose it, and a call that was delivered stays so; a repeat, however late, changes nothing. A request that was
+    answered by no call, or whose call a later request has taken over, is passed over. NOT_FOUND where there is no such
+    rollout.
     """
 
 @_typing.type_check_only
@@ -63,11 +68,16 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     is_retry tell, joins its running generation or gets its recorded response in the same way as a repeat.
     """
     MarkDelivered: _aio.UnaryUnaryMultiCallable[_inference_pb2.MarkDeliveredRequest, _inference_pb2.MarkDeliveredResponse]  # type: ignore[assignment]
-    """Marks calls as written out to the harness in full. Idempotent."""
+    """Marks calls as written out to the harness in full; also of a rollout that has ended, since the report follows the
+    reply. Idempotent without a request_id: delivered is final, so a repeat, however late, changes nothing. What is never
+    marked is trained only where a later prompt continues it. NOT_FOUND where the rollout has no such call.
+    """
     MarkUndelivered: _aio.UnaryUnaryMultiCallable[_inference_pb2.MarkUndeliveredRequest, _inference_pb2.MarkUndeliveredResponse]  # type: ignore[assignment]
     """Says that the harness of these requests went away before their replies were written out in full: the next request
-    with the same body is then a retry. Idempotent. A request that was answered by no call, or whose call a later
-    request has taken over, is passed over. NOT_FOUND where there is no such rollout.
+    with the same body is then a retry. Idempotent without a request_id: only the latest request that was given a call
+    can lose it, and a call that was delivered stays so; a repeat, however late, changes nothing. A request that was
+    answered by no call, or whose call a later request has taken over, is passed over. NOT_FOUND where there is no such
+    rollout.
     """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -93,7 +103,10 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.MarkDeliveredRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.MarkDeliveredResponse, _abc.Awaitable[_inference_pb2.MarkDeliveredResponse]]:
-        """Marks calls as written out to the harness in full. Idempotent."""
+        """Marks calls as written out to the harness in full; also of a rollout that has ended, since the report follows the
+        reply. Idempotent without a request_id: delivered is final, so a repeat, however late, changes nothing. What is never
+        marked is trained only where a later prompt continues it. NOT_FOUND where the rollout has no such call.
+        """
 
     @_abc_1.abstractmethod
     def MarkUndelivered(
@@ -102,8 +115,10 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.MarkUndeliveredResponse, _abc.Awaitable[_inference_pb2.MarkUndeliveredResponse]]:
         """Says that the harness of these requests went away before their replies were written out in full: the next request
-        with the same body is then a retry. Idempotent. A request that was answered by no call, or whose call a later
-        request has taken over, is passed over. NOT_FOUND where there is no such rollout.
+        with the same body is then a retry. Idempotent without a request_id: only the latest request that was given a call
+        can lose it, and a call that was delivered stays so; a repeat, however late, changes nothing. A request that was
+        answered by no call, or whose call a later request has taken over, is passed over. NOT_FOUND where there is no such
+        rollout.
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -46,6 +46,34 @@ CALL_MODE_EVAL: CallMode.ValueType  # 2
 """The run's eval sampling holds."""
 Global___CallMode: _TypeAlias = CallMode  # noqa: Y015
 
+class _Delivery:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DeliveryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Delivery.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DELIVERY_UNSPECIFIED: _Delivery.ValueType  # 0
+    """Never sent."""
+    DELIVERY_UNKNOWN: _Delivery.ValueType  # 1
+    """Nothing was reported (yet): the reply is under way, or its bridge was killed."""
+    DELIVERY_DELIVERED: _Delivery.ValueType  # 2
+    """It was written out to the harness in full. Final."""
+    DELIVERY_LOST: _Delivery.ValueType  # 3
+    """The harness went away before; a retry may still come for it."""
+
+class Delivery(_Delivery, metaclass=_DeliveryEnumTypeWrapper):
+    """What became of a reply, as MarkDelivered and MarkUndelivered tell."""
+
+DELIVERY_UNSPECIFIED: Delivery.ValueType  # 0
+"""Never sent."""
+DELIVERY_UNKNOWN: Delivery.ValueType  # 1
+"""Nothing was reported (yet): the reply is under way, or its bridge was killed."""
+DELIVERY_DELIVERED: Delivery.ValueType  # 2
+"""It was written out to the harness in full. Final."""
+DELIVERY_LOST: Delivery.ValueType  # 3
+"""The harness went away before; a retry may still come for it."""
+Global___Delivery: _TypeAlias = Delivery  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -103,6 +131,7 @@ class ModelCall(_message.Message):
     PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
     SHARED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    DELIVERY_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Unique over the gateway; letters and digits only."""
     model: _builtins.str
@@ -122,15 +151,21 @@ class ModelCall(_message.Message):
     matched_stop: _builtins.str
     """The stop string or token that matched; empty = none."""
     delivered: _builtins.bool
-    """The reply was written out to the harness in full."""
+    """The reply was written out to the harness in full: `delivery` is DELIVERED."""
     engine: _builtins.str
     """The engine's address."""
     parent_call_id: _builtins.str
-    """The recorded call whose prompt + response is the longest prefix of this prompt; empty = none."""
+    """The recorded call with which this prompt shares its first tokens: one whose prompt + response is the longest prefix
+    of this prompt, or another sampling of the same prompt. Empty = none.
+    """
     shared_token_count: _builtins.int
-    """Tokens shared with the parent, from the start."""
+    """Tokens of the parent's prompt + response, from the start, that this prompt begins with."""
     role: _model_pb2.ModelRole.ValueType
     """What the model was for when it answered: calls of an AUXILIARY model are never trained."""
+    delivery: Global___Delivery.ValueType
+    """What became of the reply. A reply is trained only where it is DELIVERED, or a later prompt of its attempt continues
+    it: then the harness had it, whatever was reported.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """View FULL: the exact prompt, [P]."""
@@ -193,10 +228,11 @@ class ModelCall(_message.Message):
         parent_call_id: _builtins.str = ...,
         shared_token_count: _builtins.int = ...,
         role: _model_pb2.ModelRole.ValueType = ...,
+        delivery: Global___Delivery.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine_duration", b"engine_duration", "hold_duration", b"hold_duration", "packed", b"packed", "sampling", b"sampling", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "call_id", b"call_id", "delivered", b"delivered", "dialect", b"dialect", "engine", b"engine", "engine_duration", b"engine_duration", "finish_reason", b"finish_reason", "hold_duration", b"hold_duration", "matched_stop", b"matched_stop", "mode", b"mode", "model", b"model", "packed", b"packed", "parent_call_id", b"parent_call_id", "prompt_token_count", b"prompt_token_count", "prompt_token_ids", b"prompt_token_ids", "response_logprobs", b"response_logprobs", "response_token_count", b"response_token_count", "response_token_ids", b"response_token_ids", "role", b"role", "sampling", b"sampling", "shared_token_count", b"shared_token_count", "start_time", b"start_time", "weight_versions", b"weight_versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "call_id", b"call_id", "delivered", b"delivered", "delivery", b"delivery", "dialect", b"dialect", "engine", b"engine", "engine_duration", b"engine_duration", "finish_reason", b"finish_reason", "hold_duration", b"hold_duration", "matched_stop", b"matched_stop", "mode", b"mode", "model", b"model", "packed", b"packed", "parent_call_id", b"parent_call_id", "prompt_token_count", b"prompt_token_count", "prompt_token_ids", b"prompt_token_ids", "response_logprobs", b"response_logprobs", "response_token_count", b"response_token_count", "response_token_ids", b"response_token_ids", "role", b"role", "sampling", b"sampling", "shared_token_count", b"shared_token_count", "start_time", b"start_time", "weight_versions", b"weight_versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
