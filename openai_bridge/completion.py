@@ -1,7 +1,7 @@
 """The way of one request: body -> model -> prompt -> generations -> replies -> bytes.
 
 Streams are buffered: the generation is secured first and then written in true chunks, because harnesses lose a run when
-a stream breaks after its first content. SSE comments pass the time where they are wanted. After the last byte the calls
+a stream breaks after its first content. Keep-alives pass the time in the dialect's form. After the last byte the calls
 are reported as delivered; a harness that went away before, as lost.
 """
 
@@ -10,9 +10,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from openai_bridge import parse, reply
+from openai_bridge import parse
 from openai_bridge.delivery import Deliveries, Delivery
-from openai_bridge.dialects import openai_chat
+from openai_bridge.dialects.dialect import Dialect
 from openai_bridge.gateway import Ask, Gateway
 from openai_bridge.in_flight import Scope
 from openai_bridge.models import Models
@@ -25,6 +25,7 @@ from openai_bridge.types import (
     Completion,
     Finish,
     Generation,
+    Limits,
     Part,
     Prompt,
     Repeat,
@@ -40,39 +41,41 @@ MESSAGE = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completions:
-    """Answers chat completions."""
+    """Answers chat completions of every dialect."""
 
     gateway: Gateway
     models: Models
     tokenizers: Tokenizers
     deliveries: Deliveries
-    max_choices: int
+    limits: Limits
     keep_alive: float
-    """Seconds between comments; 0 = none."""
+    """Seconds between keep-alives; 0 = none."""
     clock: Callable[[], float]
     """Unix time, seconds."""
 
-    async def answer(self, caller: Caller, data: bytes, repeat: Repeat, scope: Scope) -> AsyncIterator[Part]:
-        """The answer's bytes. Raises WhippletreeError, before the first part unless a comment was the first part."""
-        request = openai_chat.parse(data, max_choices=self.max_choices)
+    async def answer(
+        self, dialect: Dialect, caller: Caller, data: bytes, repeat: Repeat, scope: Scope
+    ) -> AsyncIterator[Part]:
+        """The answer's bytes. Raises WhippletreeError, before the first part unless a keep-alive was the first part."""
+        request = dialect.parse(data, self.limits)
         request_ids = [str(uuid.uuid4()) for _ in range(request.choices)]
         delivery = self.deliveries.begin(caller.rollout, request_ids)
-        work = scope.start(self._complete(caller, request, repeat, delivery))
+        work = scope.start(self._complete(dialect, caller, request, repeat, delivery))
         scope.at_end(delivery.lose)
         if request.stream and self.keep_alive > 0:
             while not (await asyncio.wait({work}, timeout=self.keep_alive))[0]:
-                yield Part(content_type=SSE, data=reply.KEEP_ALIVE)
+                yield Part(content_type=SSE, data=dialect.keep_alive)
         await asyncio.wait({work})
         completion, call_ids = scope.result(work)
         if request.stream:
-            for chunk in packed(reply.events(completion, include_usage=request.include_usage), MESSAGE):
+            for chunk in packed(dialect.events(completion, request), MESSAGE):
                 yield Part(content_type=SSE, data=chunk)
         else:
-            yield Part(content_type=JSON, data=reply.body(completion))
+            yield Part(content_type=JSON, data=dialect.body(completion))
         delivery.written(call_ids)  # only here has the last part been written
 
     async def _complete(
-        self, caller: Caller, request: ChatRequest, repeat: Repeat, delivery: Delivery
+        self, dialect: Dialect, caller: Caller, request: ChatRequest, repeat: Repeat, delivery: Delivery
     ) -> tuple[Completion, list[str]]:
         model = await self.models.find(caller.rollout, request.model)
         tokenizer = await self.tokenizers.of(model)
@@ -83,7 +86,7 @@ class Completions:
                 model=model.name,
                 prompt=prompt.ids,
                 sampling=request.sampling,
-                dialect=openai_chat.DIALECT,
+                dialect=dialect.name,
                 request_id=request_id,
                 choice=index,
                 digest=request.digest,
@@ -94,7 +97,7 @@ class Completions:
         delivery.asked = True
         generations = await self._generate(asks)
         completion = Completion(
-            id=f"chatcmpl-{generations[0].call_id}",
+            id=dialect.id_prefix + generations[0].call_id,
             created=int(self.clock()),
             model=request.model,
             weight_version=generations[0].weight_version,

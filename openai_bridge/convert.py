@@ -2,15 +2,23 @@
 
 import re
 from collections.abc import Iterable
+from typing import Protocol
 
 from google.api import httpbody_pb2
-from whippletree.v1 import bridge_pb2, inference_pb2, model_call_pb2, model_pb2
+from whippletree.v1 import inference_pb2, model_call_pb2, model_pb2
 
 from openai_bridge.types import Caller, Finish, Generation, Mode, Model, Part, Repeat, Sampling
 from whippletree.errors import InvalidFieldError
 from whippletree.tokens import unpack_floats, unpack_ids
 
-PathRequest = bridge_pb2.ChatCompletionsRequest | bridge_pb2.ListOpenAIModelsRequest | bridge_pb2.GetOpenAIModelRequest
+
+class PathRequest(Protocol):
+    """Any request of a harness: its path says whose it is."""
+
+    rollout: str
+    attempt: str
+    mode: str
+
 
 _ROLLOUT = re.compile(r"[a-z0-9-]{1,48}")
 _ATTEMPT = re.compile(r"0{0,9}[1-9][0-9]{0,8}")

@@ -17,7 +17,6 @@ DELTA = 256
 LOGPROB_FLOOR = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
 
 Json = dict[str, Any]
 

@@ -15,6 +15,7 @@ from openai_bridge.models import Models
 from openai_bridge.servicers.openai import OpenAIServicer
 from openai_bridge.settings import BridgeSettings
 from openai_bridge.tokenizer_cache import Tokenizers
+from openai_bridge.types import Limits
 from whippletree.channel import connect
 from whippletree.contract import public_services
 from whippletree.serve import Service, listening, until_signal
@@ -63,7 +64,7 @@ def _servicer(
         models=models,
         tokenizers=Tokenizers(),
         deliveries=deliveries,
-        max_choices=settings.generation.max_choices,
+        limits=Limits(choices=settings.generation.max_choices),
         keep_alive=settings.stream.keep_alive,
         clock=time.time,
     )

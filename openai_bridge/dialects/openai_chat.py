@@ -1,16 +1,18 @@
-"""OpenAI chat completions: the harness's body, as loose as harnesses write it, to a `ChatRequest`.
+"""OpenAI chat completions: the harness's body, as loose as harnesses write it, to a `ChatRequest`; errors in its shape.
 
-Unknown fields are ignored at every level; what cannot be honoured is refused and named. Raises InvalidFieldError alone.
+Unknown fields are ignored at every level; what cannot be honoured is refused and named. Answers: `reply.py`.
 """
 
-from collections.abc import Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import orjson
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, Field
 
-from openai_bridge.types import ChatRequest, Message, Sampling, ToolCall
+from openai_bridge import reply
+from openai_bridge.dialects.body import INT32, Loose, digest, json_object, json_text, validated
+from openai_bridge.errors import Failure
+from openai_bridge.types import ChatRequest, Completion, Limits, Message, Sampling, ToolCall
 from whippletree.errors import InvalidFieldError
 
 DIALECT = "openai.chat"
@@ -24,28 +26,23 @@ ROLES: Mapping[str, str] = {
 }
 STREAM_SETTINGS = frozenset({"stream", "stream_options"})
 """A harness may repeat a cut stream as a plain request."""
-INT32 = 2**31 - 1
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Template variables that a request may not set."""
 
 Stop = Annotated[str, Field(min_length=1)]
 
 
-class _Loose(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class _Function(_Loose):
+class _Function(Loose):
     name: str
     arguments: Any = None
 
 
-class _ToolCall(_Loose):
+class _ToolCall(Loose):
     id: str | None = None
     function: _Function
 
 
-class _Message(_Loose):
+class _Message(Loose):
     role: str
     content: Any = None
     reasoning: str | None = Field(default=None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
@@ -54,11 +51,11 @@ class _Message(_Loose):
     tool_call_id: str | None = None
 
 
-class _StreamOptions(_Loose):
+class _StreamOptions(Loose):
     include_usage: bool | None = None
 
 
-class _Body(_Loose):
+class _Body(Loose):
     model: str = Field(min_length=1)
     messages: list[_Message] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
@@ -88,11 +85,52 @@ class _Body(_Loose):
 OTHER_SAMPLING = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "logit_bias")
 
 
-def parse(data: bytes, *, max_choices: int) -> ChatRequest:
+class OpenAIChat:
+    """The dialect."""
+
+    name = DIALECT
+    id_prefix = "chatcmpl-"
+    keep_alive = b": keep-alive\n\n"
+
+    def parse(self, data: bytes, limits: Limits) -> ChatRequest:
+        """See `Dialect`."""
+        return parse(data, limits)
+
+    def body(self, completion: Completion) -> bytes:
+        """See `Dialect`."""
+        return reply.body(completion)
+
+    def events(self, completion: Completion, request: ChatRequest) -> Iterator[bytes]:
+        """See `Dialect`."""
+        return reply.events(completion, include_usage=request.include_usage)
+
+    def error_body(self, failure: Failure) -> bytes:
+        """`{"error": {message, type, param, code}}`."""
+        error = {
+            "message": failure.message,
+            "type": error_type(failure.status),
+            "param": failure.field,
+            "code": failure.code,
+        }
+        return orjson.dumps({"error": error})
+
+    def error_event(self, failure: Failure) -> bytes:
+        """The error as data, without `[DONE]`: the official clients raise it."""
+        return b"data: " + self.error_body(failure) + b"\n\n"
+
+
+def error_type(status: int) -> str:
+    """OpenAI's word for a status."""
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def parse(data: bytes, limits: Limits) -> ChatRequest:
     """The request in a body. Raises InvalidFieldError, `field=` naming the place."""
-    whole = _json_object(data)
-    body = _validated(whole)
-    _refuse(body, max_choices)
+    whole = json_object(data)
+    body = validated(_Body, whole)
+    _refuse(body, limits)
     limit = body.max_completion_tokens or body.max_tokens
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     other = {name: value for name in OTHER_SAMPLING if (value := getattr(body, name)) is not None}
@@ -114,48 +152,14 @@ def parse(data: bytes, *, max_choices: int) -> ChatRequest:
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         logprobs=bool(body.logprobs),
         template_arguments={k: v for k, v in (body.chat_template_kwargs or {}).items() if k not in RESERVED},
-        digest=digest(whole),
+        digest=digest(DIALECT, whole, without=STREAM_SETTINGS),
     )
 
 
-def digest(body: Mapping[str, Any]) -> bytes:
-    """128 bits that equal requests have in common; how they want their answer written makes no difference.
-
-    Raises InvalidFieldError where it is nested too deeply.
-    """
-    kept = {name: value for name, value in body.items() if name not in STREAM_SETTINGS}
-    try:
-        text = orjson.dumps([DIALECT, kept], option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:
-        raise InvalidFieldError("The body is nested too deeply.", field="body") from None
-    return blake2b(text, digest_size=16).digest()
-
-
-def _json_object(data: bytes) -> dict[str, Any]:
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise InvalidFieldError(f"The body could not be parsed as JSON: {error}", field="body") from None
-    if not isinstance(value, dict):
-        raise InvalidFieldError("The body must be a JSON object.", field="body")
-    return value
-
-
-def _validated(value: dict[str, Any]) -> _Body:
-    try:
-        return _Body.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        if first["type"] == "missing":
-            raise InvalidFieldError(f"Missing required parameter: '{field}'.", field=field) from None
-        raise InvalidFieldError(f"Invalid '{field}': {first['msg']}.", field=field) from None
-
-
-def _refuse(body: _Body, max_choices: int) -> None:
+def _refuse(body: _Body, limits: Limits) -> None:
     """Raise for what would otherwise be dropped in silence."""
-    if body.n is not None and body.n > max_choices:
-        raise InvalidFieldError(f"Invalid 'n': at most {max_choices} choices are sampled at once.", field="n")
+    if body.n is not None and body.n > limits.choices:
+        raise InvalidFieldError(f"Invalid 'n': at most {limits.choices} choices are sampled at once.", field="n")
     if body.top_logprobs:
         raise InvalidFieldError("'top_logprobs' is not supported: only sampled tokens have one.", field="top_logprobs")
     if body.response_format is not None and body.response_format.get("type", "text") != "text":
@@ -207,9 +211,5 @@ def _tool_call(call: _ToolCall, place: str) -> ToolCall:
     if arguments is None:
         arguments = "{}"
     elif not isinstance(arguments, str | Mapping):
-        try:
-            arguments = orjson.dumps(arguments).decode()
-        except orjson.JSONEncodeError:
-            field = f"{place}.function.arguments"
-            raise InvalidFieldError(f"Invalid '{field}': nested too deep.", field=field) from None
+        arguments = json_text(arguments, f"{place}.function.arguments")
     return ToolCall(id=call.id or "", name=call.function.name, arguments=arguments)

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from openai_bridge.dialects.openai_chat import OpenAIChat
 from openai_bridge.errors import failure
 from whippletree import errors
 
@@ -30,7 +31,7 @@ def test_each_reason_has_its_status_code_and_retry(
     error: errors.WhippletreeError, status: int, code: str, retry: str
 ) -> None:
     answer = failure(error)
-    told = json.loads(answer.body)["error"]
+    told = json.loads(OpenAIChat().error_body(answer))["error"]
     assert (answer.status, told["code"], answer.headers["x-should-retry"]) == (status, code, retry)
     assert told.keys() == {"message", "type", "param", "code"}
     assert ("retry-after" in answer.headers) == (retry == "true")
@@ -43,6 +44,6 @@ def test_retry_after_is_what_the_gateway_said() -> None:
 
 def test_overflow_is_told_in_the_words_that_libraries_look_for() -> None:
     error = errors.ContextLengthExceededError("m", prompt_tokens=513, context_length=512)
-    message = json.loads(failure(error).body)["error"]["message"]
+    message = failure(error).message
     assert "maximum context length is 512 tokens" in message
     assert "513" in message

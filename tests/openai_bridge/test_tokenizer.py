@@ -13,6 +13,7 @@ from examples.quickstart.model import train_tokenizer, write_tokenizer
 from openai_bridge.dialects.openai_chat import parse
 from openai_bridge.tokenizer import Tokenizer, load, special_tokens
 from openai_bridge.tokenizer_cache import to_prompt
+from openai_bridge.types import Limits
 from tests.fakes.chat_model import CHATML, QWEN, QWEN_OBJECTS, write_chat_model
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +65,7 @@ async def bridge_ids(
     tokenizer: Tokenizer, messages: list[Any], tools: list[Any], variables: dict[str, Any]
 ) -> list[int]:
     body = {"model": "m", "messages": messages, "tools": tools, "chat_template_kwargs": variables}
-    request = parse(json.dumps(body).encode(), max_choices=1)
+    request = parse(json.dumps(body).encode(), Limits())
     prompt = await to_prompt(tokenizer, request)
     ids: list[int] = prompt.ids.tolist()
     return ids

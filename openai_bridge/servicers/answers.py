@@ -1,0 +1,67 @@
+"""How every rpc of a dialect answers: parts become messages, and errors get the dialect's shape in this one place.
+
+An error before the first byte is sent as initial metadata `x-http-code` (which Envoy's Lua filter makes the status),
+one whole error body, and the gRPC status for callers who speak gRPC. After the first byte of an event stream it is an
+error event: over HTTP/1.1 a stream that merely ends looks complete.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from google.api.httpbody_pb2 import HttpBody
+
+from openai_bridge import convert, errors
+from openai_bridge.completion import JSON, SSE
+from openai_bridge.dialects.dialect import Dialect
+from openai_bridge.in_flight import InFlight, Scope
+from openai_bridge.types import Part
+from whippletree.errors import InternalError, WhippletreeError
+from whippletree.log import ROLLOUT
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, HttpBody]
+
+
+async def answer(
+    dialect: Dialect,
+    in_flight: InFlight,
+    request: convert.PathRequest,
+    context: Context,
+    parts: Callable[[Scope], AsyncIterator[Part]],
+) -> AsyncIterator[HttpBody]:
+    """Everything that `parts` yields; what it raises is told in the dialect's shape and then raised."""
+    ROLLOUT.set(request.rollout)
+    sent = ""
+    with in_flight.scope() as scope:
+        context.add_done_callback(lambda _: scope.cancel())  # type: ignore[arg-type]  # typed for unary
+        try:
+            async for part in parts(scope):
+                sent = sent or part.content_type
+                yield convert.http_body(part)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except Exception as error:
+            known = _known(error)
+            async for message in _told(dialect, known, context, sent):
+                yield message
+            raise known from error
+
+
+def _known(error: Exception) -> WhippletreeError:
+    if isinstance(error, WhippletreeError):
+        return error
+    log.error("unforeseen failure", exc_info=error)
+    return InternalError("internal error")
+
+
+async def _told(dialect: Dialect, error: WhippletreeError, context: Context, sent: str) -> AsyncIterator[HttpBody]:
+    failure = errors.failure(error)
+    if not sent:
+        await context.send_initial_metadata((("x-http-code", str(failure.status)), *failure.headers.items()))
+        yield HttpBody(content_type=JSON, data=dialect.error_body(failure))
+    elif sent == SSE:
+        yield HttpBody(content_type=SSE, data=dialect.error_event(failure))
