@@ -23,10 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from whippletree.v1 import phase_pb2 as whippletree_dot_v1_dot_phase__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awhippletree/v1/model.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04role\x18\x02 \x01(\x0e\x32\x19.whippletree.v1.ModelRole\x12\'\n\x07\x65ngines\x18\x03 \x03(\x0b\x32\x16.whippletree.v1.Engine\x12\x16\n\x0eweight_version\x18\x04 \x01(\t\x12\x14\n\x0cweights_path\x18\x05 \x01(\t\x12\x16\n\x0etokenizer_path\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\x05\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"[\n\x06\x45ngine\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.whippletree.v1.EngineKind\x12\x16\n\x0eweight_version\x18\x03 \x01(\t\"P\n\x14RegisterModelRequest\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"N\n\x15RegisterModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"8\n\x10GetModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"T\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.whippletree.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"6\n\x12\x44\x65leteModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x15\n\x13\x44\x65leteModelResponse\",\n\x16\x44\x65leteAllModelsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"0\n\x17\x44\x65leteAllModelsResponse\x12\x15\n\rdeleted_count\x18\x01 \x01(\x05\"g\n\x15PublishWeightsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\t\x12\x14\n\x0cweights_path\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\">\n\x16PublishWeightsResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model*X\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_ROLE_POLICY\x10\x01\x12\x18\n\x14MODEL_ROLE_AUXILIARY\x10\x02*A\n\nEngineKind\x12\x1b\n\x17\x45NGINE_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NGINE_KIND_SGLANG\x10\x01\x32\xab\x05\n\x0cModelService\x12t\n\rRegisterModel\x12$.whippletree.v1.RegisterModelRequest\x1a%.whippletree.v1.RegisterModelResponse\"\x16\x82\xd3\xe4\x93\x02\x10\"\x0b/api/models:\x01*\x12k\n\x08GetModel\x12\x1f.whippletree.v1.GetModelRequest\x1a .whippletree.v1.GetModelResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/api/{name=models/*}\x12h\n\nListModels\x12!.whippletree.v1.ListModelsRequest\x1a\".whippletree.v1.ListModelsResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\x0b/api/models\x12t\n\x0b\x44\x65leteModel\x12\".whippletree.v1.DeleteModelRequest\x1a#.whippletree.v1.DeleteModelResponse\"\x1c\x82\xd3\xe4\x93\x02\x16*\x14/api/{name=models/*}\x12w\n\x0f\x44\x65leteAllModels\x12&.whippletree.v1.DeleteAllModelsRequest\x1a\'.whippletree.v1.DeleteAllModelsResponse\"\x13\x82\xd3\xe4\x93\x02\r*\x0b/api/models\x12_\n\x0ePublishWeights\x12%.whippletree.v1.PublishWeightsRequest\x1a&.whippletree.v1.PublishWeightsResponseB]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awhippletree/v1/model.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1awhippletree/v1/phase.proto\"\x8f\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04role\x18\x02 \x01(\x0e\x32\x19.whippletree.v1.ModelRole\x12\'\n\x07\x65ngines\x18\x03 \x03(\x0b\x32\x16.whippletree.v1.Engine\x12\x16\n\x0eweight_version\x18\x04 \x01(\t\x12\x14\n\x0cweights_path\x18\x05 \x01(\t\x12\x16\n\x0etokenizer_path\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\x05\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\x05\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xa3\x02\n\x06\x45ngine\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.whippletree.v1.EngineKind\x12\x16\n\x0eweight_version\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12(\n\x05lease\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rmax_in_flight\x18\x06 \x01(\x05\x12*\n\x05state\x18\x07 \x01(\x0e\x32\x1b.whippletree.v1.EngineState\x12\x17\n\x0fin_flight_count\x18\x08 \x01(\x05\x12\x32\n\x0elast_seen_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"P\n\x14RegisterModelRequest\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"N\n\x15RegisterModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"8\n\x10GetModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"T\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.whippletree.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"6\n\x12\x44\x65leteModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x15\n\x13\x44\x65leteModelResponse\",\n\x16\x44\x65leteAllModelsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"0\n\x17\x44\x65leteAllModelsResponse\x12\x15\n\rdeleted_count\x18\x01 \x01(\x05\"\x94\x01\n\x15PublishWeightsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\t\x12\x14\n\x0cweights_path\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12+\n\tin_flight\x18\x05 \x01(\x0e\x32\x18.whippletree.v1.InFlight\">\n\x16PublishWeightsResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.whippletree.v1.Model\"u\n\x15RegisterEngineRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12&\n\x06\x65ngine\x18\x03 \x01(\x0b\x32\x16.whippletree.v1.Engine\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"Q\n\x16RegisterEngineResponse\x12&\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x16.whippletree.v1.Engine\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"&\n\x16HeartbeatEngineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"A\n\x17HeartbeatEngineResponse\x12&\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x16.whippletree.v1.Engine\"7\n\x13\x44\x65leteEngineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x16\n\x14\x44\x65leteEngineResponse*X\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_ROLE_POLICY\x10\x01\x12\x18\n\x14MODEL_ROLE_AUXILIARY\x10\x02*W\n\nEngineKind\x12\x1b\n\x17\x45NGINE_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NGINE_KIND_SGLANG\x10\x01\x12\x14\n\x10\x45NGINE_KIND_VLLM\x10\x02*}\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45NGINE_STATE_HEALTHY\x10\x01\x12\x1c\n\x18\x45NGINE_STATE_UNREACHABLE\x10\x02\x12\x18\n\x14\x45NGINE_STATE_EXPIRED\x10\x03\x32\xd5\x08\n\x0cModelService\x12t\n\rRegisterModel\x12$.whippletree.v1.RegisterModelRequest\x1a%.whippletree.v1.RegisterModelResponse\"\x16\x82\xd3\xe4\x93\x02\x10\"\x0b/api/models:\x01*\x12k\n\x08GetModel\x12\x1f.whippletree.v1.GetModelRequest\x1a .whippletree.v1.GetModelResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/api/{name=models/*}\x12h\n\nListModels\x12!.whippletree.v1.ListModelsRequest\x1a\".whippletree.v1.ListModelsResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\x0b/api/models\x12t\n\x0b\x44\x65leteModel\x12\".whippletree.v1.DeleteModelRequest\x1a#.whippletree.v1.DeleteModelResponse\"\x1c\x82\xd3\xe4\x93\x02\x16*\x14/api/{name=models/*}\x12w\n\x0f\x44\x65leteAllModels\x12&.whippletree.v1.DeleteAllModelsRequest\x1a\'.whippletree.v1.DeleteAllModelsResponse\"\x13\x82\xd3\xe4\x93\x02\r*\x0b/api/models\x12_\n\x0ePublishWeights\x12%.whippletree.v1.PublishWeightsRequest\x1a&.whippletree.v1.PublishWeightsResponse\x12\x89\x01\n\x0eRegisterEngine\x12%.whippletree.v1.RegisterEngineRequest\x1a&.whippletree.v1.RegisterEngineResponse\"(\x82\xd3\xe4\x93\x02\"\"\x1d/api/{model=models/*}/engines:\x01*\x12\x97\x01\n\x0fHeartbeatEngine\x12&.whippletree.v1.HeartbeatEngineRequest\x1a\'.whippletree.v1.HeartbeatEngineResponse\"3\x82\xd3\xe4\x93\x02-\"(/api/{name=models/*/engines/*}:heartbeat:\x01*\x12\x81\x01\n\x0c\x44\x65leteEngine\x12#.whippletree.v1.DeleteEngineRequest\x1a$.whippletree.v1.DeleteEngineResponse\"&\x82\xd3\xe4\x93\x02 *\x1e/api/{name=models/*/engines/*}B]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,38 +46,58 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELSERVICE'].methods_by_name['DeleteModel']._serialized_options = b'\202\323\344\223\002\026*\024/api/{name=models/*}'
   _globals['_MODELSERVICE'].methods_by_name['DeleteAllModels']._loaded_options = None
   _globals['_MODELSERVICE'].methods_by_name['DeleteAllModels']._serialized_options = b'\202\323\344\223\002\r*\013/api/models'
-  _globals['_MODELROLE']._serialized_start=1219
-  _globals['_MODELROLE']._serialized_end=1307
-  _globals['_ENGINEKIND']._serialized_start=1309
-  _globals['_ENGINEKIND']._serialized_end=1374
-  _globals['_MODEL']._serialized_start=110
-  _globals['_MODEL']._serialized_end=381
-  _globals['_ENGINE']._serialized_start=383
-  _globals['_ENGINE']._serialized_end=474
-  _globals['_REGISTERMODELREQUEST']._serialized_start=476
-  _globals['_REGISTERMODELREQUEST']._serialized_end=556
-  _globals['_REGISTERMODELRESPONSE']._serialized_start=558
-  _globals['_REGISTERMODELRESPONSE']._serialized_end=636
-  _globals['_GETMODELREQUEST']._serialized_start=638
-  _globals['_GETMODELREQUEST']._serialized_end=669
-  _globals['_GETMODELRESPONSE']._serialized_start=671
-  _globals['_GETMODELRESPONSE']._serialized_end=727
-  _globals['_LISTMODELSREQUEST']._serialized_start=729
-  _globals['_LISTMODELSREQUEST']._serialized_end=787
-  _globals['_LISTMODELSRESPONSE']._serialized_start=789
-  _globals['_LISTMODELSRESPONSE']._serialized_end=873
-  _globals['_DELETEMODELREQUEST']._serialized_start=875
-  _globals['_DELETEMODELREQUEST']._serialized_end=929
-  _globals['_DELETEMODELRESPONSE']._serialized_start=931
-  _globals['_DELETEMODELRESPONSE']._serialized_end=952
-  _globals['_DELETEALLMODELSREQUEST']._serialized_start=954
-  _globals['_DELETEALLMODELSREQUEST']._serialized_end=998
-  _globals['_DELETEALLMODELSRESPONSE']._serialized_start=1000
-  _globals['_DELETEALLMODELSRESPONSE']._serialized_end=1048
-  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_start=1050
-  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_end=1153
-  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_start=1155
-  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_end=1217
-  _globals['_MODELSERVICE']._serialized_start=1377
-  _globals['_MODELSERVICE']._serialized_end=2060
+  _globals['_MODELSERVICE'].methods_by_name['RegisterEngine']._loaded_options = None
+  _globals['_MODELSERVICE'].methods_by_name['RegisterEngine']._serialized_options = b'\202\323\344\223\002\"\"\035/api/{model=models/*}/engines:\001*'
+  _globals['_MODELSERVICE'].methods_by_name['HeartbeatEngine']._loaded_options = None
+  _globals['_MODELSERVICE'].methods_by_name['HeartbeatEngine']._serialized_options = b'\202\323\344\223\002-\"(/api/{name=models/*/engines/*}:heartbeat:\001*'
+  _globals['_MODELSERVICE'].methods_by_name['DeleteEngine']._loaded_options = None
+  _globals['_MODELSERVICE'].methods_by_name['DeleteEngine']._serialized_options = b'\202\323\344\223\002 *\036/api/{name=models/*/engines/*}'
+  _globals['_MODELROLE']._serialized_start=1916
+  _globals['_MODELROLE']._serialized_end=2004
+  _globals['_ENGINEKIND']._serialized_start=2006
+  _globals['_ENGINEKIND']._serialized_end=2093
+  _globals['_ENGINESTATE']._serialized_start=2095
+  _globals['_ENGINESTATE']._serialized_end=2220
+  _globals['_MODEL']._serialized_start=170
+  _globals['_MODEL']._serialized_end=441
+  _globals['_ENGINE']._serialized_start=444
+  _globals['_ENGINE']._serialized_end=735
+  _globals['_REGISTERMODELREQUEST']._serialized_start=737
+  _globals['_REGISTERMODELREQUEST']._serialized_end=817
+  _globals['_REGISTERMODELRESPONSE']._serialized_start=819
+  _globals['_REGISTERMODELRESPONSE']._serialized_end=897
+  _globals['_GETMODELREQUEST']._serialized_start=899
+  _globals['_GETMODELREQUEST']._serialized_end=930
+  _globals['_GETMODELRESPONSE']._serialized_start=932
+  _globals['_GETMODELRESPONSE']._serialized_end=988
+  _globals['_LISTMODELSREQUEST']._serialized_start=990
+  _globals['_LISTMODELSREQUEST']._serialized_end=1048
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1050
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1134
+  _globals['_DELETEMODELREQUEST']._serialized_start=1136
+  _globals['_DELETEMODELREQUEST']._serialized_end=1190
+  _globals['_DELETEMODELRESPONSE']._serialized_start=1192
+  _globals['_DELETEMODELRESPONSE']._serialized_end=1213
+  _globals['_DELETEALLMODELSREQUEST']._serialized_start=1215
+  _globals['_DELETEALLMODELSREQUEST']._serialized_end=1259
+  _globals['_DELETEALLMODELSRESPONSE']._serialized_start=1261
+  _globals['_DELETEALLMODELSRESPONSE']._serialized_end=1309
+  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_start=1312
+  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_end=1460
+  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_start=1462
+  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_end=1524
+  _globals['_REGISTERENGINEREQUEST']._serialized_start=1526
+  _globals['_REGISTERENGINEREQUEST']._serialized_end=1643
+  _globals['_REGISTERENGINERESPONSE']._serialized_start=1645
+  _globals['_REGISTERENGINERESPONSE']._serialized_end=1726
+  _globals['_HEARTBEATENGINEREQUEST']._serialized_start=1728
+  _globals['_HEARTBEATENGINEREQUEST']._serialized_end=1766
+  _globals['_HEARTBEATENGINERESPONSE']._serialized_start=1768
+  _globals['_HEARTBEATENGINERESPONSE']._serialized_end=1833
+  _globals['_DELETEENGINEREQUEST']._serialized_start=1835
+  _globals['_DELETEENGINEREQUEST']._serialized_end=1890
+  _globals['_DELETEENGINERESPONSE']._serialized_start=1892
+  _globals['_DELETEENGINERESPONSE']._serialized_end=1914
+  _globals['_MODELSERVICE']._serialized_start=2223
+  _globals['_MODELSERVICE']._serialized_end=3332
 # @@protoc_insertion_point(module_scope)

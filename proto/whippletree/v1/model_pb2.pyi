@@ -5,10 +5,12 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from whippletree.v1 import phase_pb2 as _phase_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -54,6 +56,8 @@ class _EngineKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineKind
     """Read as SGLANG."""
     ENGINE_KIND_SGLANG: _EngineKind.ValueType  # 1
     """SGLang's HTTP interface."""
+    ENGINE_KIND_VLLM: _EngineKind.ValueType  # 2
+    """vLLM's HTTP interface, tokens in and out."""
 
 class EngineKind(_EngineKind, metaclass=_EngineKindEnumTypeWrapper):
     """What an engine speaks."""
@@ -62,7 +66,37 @@ ENGINE_KIND_UNSPECIFIED: EngineKind.ValueType  # 0
 """Read as SGLANG."""
 ENGINE_KIND_SGLANG: EngineKind.ValueType  # 1
 """SGLang's HTTP interface."""
+ENGINE_KIND_VLLM: EngineKind.ValueType  # 2
+"""vLLM's HTTP interface, tokens in and out."""
 Global___EngineKind: _TypeAlias = EngineKind  # noqa: Y015
+
+class _EngineState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EngineStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ENGINE_STATE_UNSPECIFIED: _EngineState.ValueType  # 0
+    """Not known."""
+    ENGINE_STATE_HEALTHY: _EngineState.ValueType  # 1
+    """It does."""
+    ENGINE_STATE_UNREACHABLE: _EngineState.ValueType  # 2
+    """It gave no good answer when it was last asked: it gets generations only where no engine of the model is healthy."""
+    ENGINE_STATE_EXPIRED: _EngineState.ValueType  # 3
+    """Its lease has expired: it gets none until its next heartbeat."""
+
+class EngineState(_EngineState, metaclass=_EngineStateEnumTypeWrapper):
+    """Whether an engine gets generations."""
+
+ENGINE_STATE_UNSPECIFIED: EngineState.ValueType  # 0
+"""Not known."""
+ENGINE_STATE_HEALTHY: EngineState.ValueType  # 1
+"""It does."""
+ENGINE_STATE_UNREACHABLE: EngineState.ValueType  # 2
+"""It gave no good answer when it was last asked: it gets generations only where no engine of the model is healthy."""
+ENGINE_STATE_EXPIRED: EngineState.ValueType  # 3
+"""Its lease has expired: it gets none until its next heartbeat."""
+Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
@@ -95,7 +129,9 @@ class Model(_message.Message):
     """Token ids lie in [0, vocabulary_size)."""
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Engine]:
-        """Where it is served."""
+        """Where it is served: those that RegisterModel named, then those that have a lease, by name. In RegisterModel output
+        only fields are ignored.
+        """
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -131,22 +167,52 @@ class Engine(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    MAX_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_COUNT_FIELD_NUMBER: _builtins.int
+    LAST_SEEN_TIME_FIELD_NUMBER: _builtins.int
     address: _builtins.str
-    """Base URL, such as `http://127.0.0.1:30000`."""
+    """Base URL, such as `http://127.0.0.1:30000`. Its host must be allowed by the gateway's setting `engine.allowed`."""
     kind: Global___EngineKind.ValueType
     """What it speaks."""
     weight_version: _builtins.str
-    """The weights it has. Output only."""
+    """The weights it was seen with; empty = not known. Output only."""
+    name: _builtins.str
+    """`models/{model}/engines/{engine}` of an engine that has a lease; empty = RegisterModel named it. Output only."""
+    max_in_flight: _builtins.int
+    """Generations at once, from each gateway; further ones wait or go to another engine. 0 = the gateway's setting
+    `engine.max_in_flight`.
+    """
+    state: Global___EngineState.ValueType
+    """Whether it gets generations. Output only."""
+    in_flight_count: _builtins.int
+    """Generations that the gateway which answers has there now. Output only."""
+    @_builtins.property
+    def lease(self) -> _duration_pb2.Duration:
+        """How long it gets generations after its last heartbeat, 1 second to 1 hour; default 30 seconds. For RegisterEngine."""
+
+    @_builtins.property
+    def last_seen_time(self) -> _timestamp_pb2.Timestamp:
+        """When it last answered the gateway, or sent a heartbeat; unset = not yet. Output only."""
+
     def __init__(
         self,
         *,
         address: _builtins.str = ...,
         kind: Global___EngineKind.ValueType = ...,
         weight_version: _builtins.str = ...,
+        name: _builtins.str = ...,
+        lease: _duration_pb2.Duration | None = ...,
+        max_in_flight: _builtins.int = ...,
+        state: Global___EngineState.ValueType = ...,
+        in_flight_count: _builtins.int = ...,
+        last_seen_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_seen_time", b"last_seen_time", "lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "kind", b"kind", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "in_flight_count", b"in_flight_count", "kind", b"kind", "last_seen_time", b"last_seen_time", "lease", b"lease", "max_in_flight", b"max_in_flight", "name", b"name", "state", b"state", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -405,6 +471,7 @@ class PublishWeightsRequest(_message.Message):
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     WEIGHTS_PATH_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`models/{model}`."""
     weight_version: _builtins.str
@@ -413,6 +480,8 @@ class PublishWeightsRequest(_message.Message):
     """Directory that every engine can read (Hugging Face format)."""
     request_id: _builtins.str
     """UUID4; honoured for 24 hours."""
+    in_flight: _phase_pb2.InFlight.ValueType
+    """What becomes of generations in flight."""
     def __init__(
         self,
         *,
@@ -420,10 +489,11 @@ class PublishWeightsRequest(_message.Message):
         weight_version: _builtins.str = ...,
         weights_path: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        in_flight: _phase_pb2.InFlight.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "weight_version", b"weight_version", "weights_path", b"weights_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "name", b"name", "request_id", b"request_id", "weight_version", b"weight_version", "weights_path", b"weights_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -452,3 +522,156 @@ class PublishWeightsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PublishWeightsResponse: _TypeAlias = PublishWeightsResponse  # noqa: Y015
+
+@_typing.final
+class RegisterEngineRequest(_message.Message):
+    """Adds an engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """`models/{model}`; NOT_FOUND where it is not registered."""
+    engine_id: _builtins.str
+    """`[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?`, unique within the model."""
+    request_id: _builtins.str
+    """UUID4; honoured for 24 hours: a repeat renews nothing. Empty = done each time."""
+    @_builtins.property
+    def engine(self) -> Global___Engine:
+        """Content; output-only fields are ignored."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        engine_id: _builtins.str = ...,
+        engine: Global___Engine | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "engine_id", b"engine_id", "model", b"model", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterEngineRequest: _TypeAlias = RegisterEngineRequest  # noqa: Y015
+
+@_typing.final
+class RegisterEngineResponse(_message.Message):
+    """Answer of RegisterEngine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    EXISTED_FIELD_NUMBER: _builtins.int
+    existed: _builtins.bool
+    """True where it was there before."""
+    @_builtins.property
+    def engine(self) -> Global___Engine:
+        """As stored."""
+
+    def __init__(
+        self,
+        *,
+        engine: Global___Engine | None = ...,
+        existed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "existed", b"existed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterEngineResponse: _TypeAlias = RegisterEngineResponse  # noqa: Y015
+
+@_typing.final
+class HeartbeatEngineRequest(_message.Message):
+    """Renews a lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """`models/{model}/engines/{engine}`."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeartbeatEngineRequest: _TypeAlias = HeartbeatEngineRequest  # noqa: Y015
+
+@_typing.final
+class HeartbeatEngineResponse(_message.Message):
+    """Answer of HeartbeatEngine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def engine(self) -> Global___Engine:
+        """The engine; its lease says how soon the next heartbeat must come."""
+
+    def __init__(
+        self,
+        *,
+        engine: Global___Engine | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeartbeatEngineResponse: _TypeAlias = HeartbeatEngineResponse  # noqa: Y015
+
+@_typing.final
+class DeleteEngineRequest(_message.Message):
+    """Removes an engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """`models/{model}/engines/{engine}`."""
+    request_id: _builtins.str
+    """UUID4, honoured for 24 hours: a repeat that comes late removes nothing. Empty = done each time."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteEngineRequest: _TypeAlias = DeleteEngineRequest  # noqa: Y015
+
+@_typing.final
+class DeleteEngineResponse(_message.Message):
+    """Answer of DeleteEngine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteEngineResponse: _TypeAlias = DeleteEngineResponse  # noqa: Y015

@@ -65,6 +65,21 @@ class ModelServiceStub:
                 request_serializer=whippletree_dot_v1_dot_model__pb2.PublishWeightsRequest.SerializeToString,
                 response_deserializer=whippletree_dot_v1_dot_model__pb2.PublishWeightsResponse.FromString,
                 _registered_method=True)
+        self.RegisterEngine = channel.unary_unary(
+                '/whippletree.v1.ModelService/RegisterEngine',
+                request_serializer=whippletree_dot_v1_dot_model__pb2.RegisterEngineRequest.SerializeToString,
+                response_deserializer=whippletree_dot_v1_dot_model__pb2.RegisterEngineResponse.FromString,
+                _registered_method=True)
+        self.HeartbeatEngine = channel.unary_unary(
+                '/whippletree.v1.ModelService/HeartbeatEngine',
+                request_serializer=whippletree_dot_v1_dot_model__pb2.HeartbeatEngineRequest.SerializeToString,
+                response_deserializer=whippletree_dot_v1_dot_model__pb2.HeartbeatEngineResponse.FromString,
+                _registered_method=True)
+        self.DeleteEngine = channel.unary_unary(
+                '/whippletree.v1.ModelService/DeleteEngine',
+                request_serializer=whippletree_dot_v1_dot_model__pb2.DeleteEngineRequest.SerializeToString,
+                response_deserializer=whippletree_dot_v1_dot_model__pb2.DeleteEngineResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -109,8 +124,33 @@ class ModelServiceServicer:
 
     def PublishWeights(self, request, context):
         """Loads weights from a directory into every engine of the model: holds new generations of every run that uses it, lets
-        those in flight finish, updates, flushes the prefix cache, admits again. Idempotent by weight_version. An engine that
-        failed gets no generation until it has caught up; ENGINE_UNAVAILABLE where none has the new weights.
+        those in flight finish (or interrupts them, see `in_flight`), updates, flushes the prefix cache, admits again.
+        Idempotent by weight_version. An engine that failed gets no generation until it has caught up; ENGINE_UNAVAILABLE
+        where none has the new weights.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RegisterEngine(self, request, context):
+        """Adds an engine with a lease to a model, beside those that RegisterModel named. Idempotent by engine_id: registering
+        again replaces the engine and renews its lease. INVALID_FIELD where the gateway's setting `engine.allowed` does not
+        allow its address. It gets generations once it has the model's weights, which the gateway loads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HeartbeatEngine(self, request, context):
+        """Renews an engine's lease; to be called about three times a lease. Idempotent. NOT_FOUND where the gateway does not
+        know the engine (any more): register again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteEngine(self, request, context):
+        """Removes an engine that has a lease: it gets no new generation. Removing what is not there is OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,6 +188,21 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.PublishWeights,
                     request_deserializer=whippletree_dot_v1_dot_model__pb2.PublishWeightsRequest.FromString,
                     response_serializer=whippletree_dot_v1_dot_model__pb2.PublishWeightsResponse.SerializeToString,
+            ),
+            'RegisterEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterEngine,
+                    request_deserializer=whippletree_dot_v1_dot_model__pb2.RegisterEngineRequest.FromString,
+                    response_serializer=whippletree_dot_v1_dot_model__pb2.RegisterEngineResponse.SerializeToString,
+            ),
+            'HeartbeatEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.HeartbeatEngine,
+                    request_deserializer=whippletree_dot_v1_dot_model__pb2.HeartbeatEngineRequest.FromString,
+                    response_serializer=whippletree_dot_v1_dot_model__pb2.HeartbeatEngineResponse.SerializeToString,
+            ),
+            'DeleteEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteEngine,
+                    request_deserializer=whippletree_dot_v1_dot_model__pb2.DeleteEngineRequest.FromString,
+                    response_serializer=whippletree_dot_v1_dot_model__pb2.DeleteEngineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -313,6 +368,87 @@ class ModelService:
             '/whippletree.v1.ModelService/PublishWeights',
             whippletree_dot_v1_dot_model__pb2.PublishWeightsRequest.SerializeToString,
             whippletree_dot_v1_dot_model__pb2.PublishWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whippletree.v1.ModelService/RegisterEngine',
+            whippletree_dot_v1_dot_model__pb2.RegisterEngineRequest.SerializeToString,
+            whippletree_dot_v1_dot_model__pb2.RegisterEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HeartbeatEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whippletree.v1.ModelService/HeartbeatEngine',
+            whippletree_dot_v1_dot_model__pb2.HeartbeatEngineRequest.SerializeToString,
+            whippletree_dot_v1_dot_model__pb2.HeartbeatEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whippletree.v1.ModelService/DeleteEngine',
+            whippletree_dot_v1_dot_model__pb2.DeleteEngineRequest.SerializeToString,
+            whippletree_dot_v1_dot_model__pb2.DeleteEngineResponse.FromString,
             options,
             channel_credentials,
             insecure,

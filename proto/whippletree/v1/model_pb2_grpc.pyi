@@ -47,9 +47,21 @@ class ModelServiceStub:
     """Removes all registered models; the record stays."""
     PublishWeights: _grpc.UnaryUnaryMultiCallable[_model_pb2.PublishWeightsRequest, _model_pb2.PublishWeightsResponse]
     """Loads weights from a directory into every engine of the model: holds new generations of every run that uses it, lets
-    those in flight finish, updates, flushes the prefix cache, admits again. Idempotent by weight_version. An engine that
-    failed gets no generation until it has caught up; ENGINE_UNAVAILABLE where none has the new weights.
+    those in flight finish (or interrupts them, see `in_flight`), updates, flushes the prefix cache, admits again.
+    Idempotent by weight_version. An engine that failed gets no generation until it has caught up; ENGINE_UNAVAILABLE
+    where none has the new weights.
     """
+    RegisterEngine: _grpc.UnaryUnaryMultiCallable[_model_pb2.RegisterEngineRequest, _model_pb2.RegisterEngineResponse]
+    """Adds an engine with a lease to a model, beside those that RegisterModel named. Idempotent by engine_id: registering
+    again replaces the engine and renews its lease. INVALID_FIELD where the gateway's setting `engine.allowed` does not
+    allow its address. It gets generations once it has the model's weights, which the gateway loads.
+    """
+    HeartbeatEngine: _grpc.UnaryUnaryMultiCallable[_model_pb2.HeartbeatEngineRequest, _model_pb2.HeartbeatEngineResponse]
+    """Renews an engine's lease; to be called about three times a lease. Idempotent. NOT_FOUND where the gateway does not
+    know the engine (any more): register again.
+    """
+    DeleteEngine: _grpc.UnaryUnaryMultiCallable[_model_pb2.DeleteEngineRequest, _model_pb2.DeleteEngineResponse]
+    """Removes an engine that has a lease: it gets no new generation. Removing what is not there is OK."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -70,9 +82,21 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """Removes all registered models; the record stays."""
     PublishWeights: _aio.UnaryUnaryMultiCallable[_model_pb2.PublishWeightsRequest, _model_pb2.PublishWeightsResponse]  # type: ignore[assignment]
     """Loads weights from a directory into every engine of the model: holds new generations of every run that uses it, lets
-    those in flight finish, updates, flushes the prefix cache, admits again. Idempotent by weight_version. An engine that
-    failed gets no generation until it has caught up; ENGINE_UNAVAILABLE where none has the new weights.
+    those in flight finish (or interrupts them, see `in_flight`), updates, flushes the prefix cache, admits again.
+    Idempotent by weight_version. An engine that failed gets no generation until it has caught up; ENGINE_UNAVAILABLE
+    where none has the new weights.
     """
+    RegisterEngine: _aio.UnaryUnaryMultiCallable[_model_pb2.RegisterEngineRequest, _model_pb2.RegisterEngineResponse]  # type: ignore[assignment]
+    """Adds an engine with a lease to a model, beside those that RegisterModel named. Idempotent by engine_id: registering
+    again replaces the engine and renews its lease. INVALID_FIELD where the gateway's setting `engine.allowed` does not
+    allow its address. It gets generations once it has the model's weights, which the gateway loads.
+    """
+    HeartbeatEngine: _aio.UnaryUnaryMultiCallable[_model_pb2.HeartbeatEngineRequest, _model_pb2.HeartbeatEngineResponse]  # type: ignore[assignment]
+    """Renews an engine's lease; to be called about three times a lease. Idempotent. NOT_FOUND where the gateway does not
+    know the engine (any more): register again.
+    """
+    DeleteEngine: _aio.UnaryUnaryMultiCallable[_model_pb2.DeleteEngineRequest, _model_pb2.DeleteEngineResponse]  # type: ignore[assignment]
+    """Removes an engine that has a lease: it gets no new generation. Removing what is not there is OK."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     """Models: inference endpoints by name."""
@@ -126,8 +150,38 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.PublishWeightsResponse, _abc.Awaitable[_model_pb2.PublishWeightsResponse]]:
         """Loads weights from a directory into every engine of the model: holds new generations of every run that uses it, lets
-        those in flight finish, updates, flushes the prefix cache, admits again. Idempotent by weight_version. An engine that
-        failed gets no generation until it has caught up; ENGINE_UNAVAILABLE where none has the new weights.
+        those in flight finish (or interrupts them, see `in_flight`), updates, flushes the prefix cache, admits again.
+        Idempotent by weight_version. An engine that failed gets no generation until it has caught up; ENGINE_UNAVAILABLE
+        where none has the new weights.
         """
+
+    @_abc_1.abstractmethod
+    def RegisterEngine(
+        self,
+        request: _model_pb2.RegisterEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.RegisterEngineResponse, _abc.Awaitable[_model_pb2.RegisterEngineResponse]]:
+        """Adds an engine with a lease to a model, beside those that RegisterModel named. Idempotent by engine_id: registering
+        again replaces the engine and renews its lease. INVALID_FIELD where the gateway's setting `engine.allowed` does not
+        allow its address. It gets generations once it has the model's weights, which the gateway loads.
+        """
+
+    @_abc_1.abstractmethod
+    def HeartbeatEngine(
+        self,
+        request: _model_pb2.HeartbeatEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.HeartbeatEngineResponse, _abc.Awaitable[_model_pb2.HeartbeatEngineResponse]]:
+        """Renews an engine's lease; to be called about three times a lease. Idempotent. NOT_FOUND where the gateway does not
+        know the engine (any more): register again.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteEngine(
+        self,
+        request: _model_pb2.DeleteEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.DeleteEngineResponse, _abc.Awaitable[_model_pb2.DeleteEngineResponse]]:
+        """Removes an engine that has a lease: it gets no new generation. Removing what is not there is OK."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

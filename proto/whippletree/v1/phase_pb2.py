@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awhippletree/v1/phase.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\"\x1e\n\x0fGetPhaseRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"e\n\x10GetPhaseResponse\x12$\n\x05phase\x18\x01 \x01(\x0e\x32\x15.whippletree.v1.Phase\x12\x17\n\x0fin_flight_count\x18\x02 \x01(\x05\x12\x12\n\nheld_count\x18\x03 \x01(\x05\"X\n\x0fSetPhaseRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12$\n\x05phase\x18\x02 \x01(\x0e\x32\x15.whippletree.v1.Phase\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"8\n\x10SetPhaseResponse\x12$\n\x05phase\x18\x01 \x01(\x0e\x32\x15.whippletree.v1.Phase*Y\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_ROLLOUT\x10\x01\x12\x12\n\x0ePHASE_DRAINING\x10\x02\x12\x12\n\x0ePHASE_UPDATING\x10\x03\x32\xcd\x01\n\x0cPhaseService\x12n\n\x08GetPhase\x12\x1f.whippletree.v1.GetPhaseRequest\x1a .whippletree.v1.GetPhaseResponse\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/api/{run=runs/*}/phase\x12M\n\x08SetPhase\x12\x1f.whippletree.v1.SetPhaseRequest\x1a .whippletree.v1.SetPhaseResponseB]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awhippletree/v1/phase.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\"\x1e\n\x0fGetPhaseRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"e\n\x10GetPhaseResponse\x12$\n\x05phase\x18\x01 \x01(\x0e\x32\x15.whippletree.v1.Phase\x12\x17\n\x0fin_flight_count\x18\x02 \x01(\x05\x12\x12\n\nheld_count\x18\x03 \x01(\x05\"\x85\x01\n\x0fSetPhaseRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12$\n\x05phase\x18\x02 \x01(\x0e\x32\x15.whippletree.v1.Phase\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12+\n\tin_flight\x18\x04 \x01(\x0e\x32\x18.whippletree.v1.InFlight\"8\n\x10SetPhaseResponse\x12$\n\x05phase\x18\x01 \x01(\x0e\x32\x15.whippletree.v1.Phase*Y\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_ROLLOUT\x10\x01\x12\x12\n\x0ePHASE_DRAINING\x10\x02\x12\x12\n\x0ePHASE_UPDATING\x10\x03*T\n\x08InFlight\x12\x19\n\x15IN_FLIGHT_UNSPECIFIED\x10\x00\x12\x14\n\x10IN_FLIGHT_FINISH\x10\x01\x12\x17\n\x13IN_FLIGHT_INTERRUPT\x10\x02\x32\xcd\x01\n\x0cPhaseService\x12n\n\x08GetPhase\x12\x1f.whippletree.v1.GetPhaseRequest\x1a .whippletree.v1.GetPhaseResponse\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/api/{run=runs/*}/phase\x12M\n\x08SetPhase\x12\x1f.whippletree.v1.SetPhaseRequest\x1a .whippletree.v1.SetPhaseResponseB]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,16 +35,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\021io.whippletree.v1P\001ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1'
   _globals['_PHASESERVICE'].methods_by_name['GetPhase']._loaded_options = None
   _globals['_PHASESERVICE'].methods_by_name['GetPhase']._serialized_options = b'\202\323\344\223\002\031\022\027/api/{run=runs/*}/phase'
-  _globals['_PHASE']._serialized_start=359
-  _globals['_PHASE']._serialized_end=448
+  _globals['_PHASE']._serialized_start=405
+  _globals['_PHASE']._serialized_end=494
+  _globals['_INFLIGHT']._serialized_start=496
+  _globals['_INFLIGHT']._serialized_end=580
   _globals['_GETPHASEREQUEST']._serialized_start=76
   _globals['_GETPHASEREQUEST']._serialized_end=106
   _globals['_GETPHASERESPONSE']._serialized_start=108
   _globals['_GETPHASERESPONSE']._serialized_end=209
-  _globals['_SETPHASEREQUEST']._serialized_start=211
-  _globals['_SETPHASEREQUEST']._serialized_end=299
-  _globals['_SETPHASERESPONSE']._serialized_start=301
-  _globals['_SETPHASERESPONSE']._serialized_end=357
-  _globals['_PHASESERVICE']._serialized_start=451
-  _globals['_PHASESERVICE']._serialized_end=656
+  _globals['_SETPHASEREQUEST']._serialized_start=212
+  _globals['_SETPHASEREQUEST']._serialized_end=345
+  _globals['_SETPHASERESPONSE']._serialized_start=347
+  _globals['_SETPHASERESPONSE']._serialized_end=403
+  _globals['_PHASESERVICE']._serialized_start=583
+  _globals['_PHASESERVICE']._serialized_end=788
 # @@protoc_insertion_point(module_scope)

@@ -45,6 +45,34 @@ PHASE_UPDATING: Phase.ValueType  # 3
 """Weights change; nothing reaches an engine."""
 Global___Phase: _TypeAlias = Phase  # noqa: Y015
 
+class _InFlight:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _InFlightEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_InFlight.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    IN_FLIGHT_UNSPECIFIED: _InFlight.ValueType  # 0
+    """Read as FINISH."""
+    IN_FLIGHT_FINISH: _InFlight.ValueType  # 1
+    """They finish."""
+    IN_FLIGHT_INTERRUPT: _InFlight.ValueType  # 2
+    """They are interrupted at their engines and go on when generations are admitted again: the tokens sampled so far stay,
+    each with its own weight version, and become part of what the engine continues.
+    """
+
+class InFlight(_InFlight, metaclass=_InFlightEnumTypeWrapper):
+    """What becomes of generations that are in flight when new ones are held."""
+
+IN_FLIGHT_UNSPECIFIED: InFlight.ValueType  # 0
+"""Read as FINISH."""
+IN_FLIGHT_FINISH: InFlight.ValueType  # 1
+"""They finish."""
+IN_FLIGHT_INTERRUPT: InFlight.ValueType  # 2
+"""They are interrupted at their engines and go on when generations are admitted again: the tokens sampled so far stay,
+each with its own weight version, and become part of what the engine continues.
+"""
+Global___InFlight: _TypeAlias = InFlight  # noqa: Y015
+
 @_typing.final
 class GetPhaseRequest(_message.Message):
     """Reads a phase."""
@@ -106,22 +134,26 @@ class SetPhaseRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """`runs/{run}`."""
     phase: Global___Phase.ValueType
     """The phase wanted."""
     request_id: _builtins.str
     """UUID4, honoured for 24 hours: a repeat that comes late gives the first answer and moves nothing. Empty = done each time."""
+    in_flight: Global___InFlight.ValueType
+    """What becomes of generations in flight when the phase is not ROLLOUT."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         phase: Global___Phase.ValueType = ...,
         request_id: _builtins.str = ...,
+        in_flight: Global___InFlight.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "phase", b"phase", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

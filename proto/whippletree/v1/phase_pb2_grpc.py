@@ -60,7 +60,7 @@ class PhaseServiceServicer:
 
     def SetPhase(self, request, context):
         """Sets the phase; answers when it is reached: DRAINING answers when no generation is in flight. New generations are held
-        until ROLLOUT. Setting what holds is OK.
+        until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

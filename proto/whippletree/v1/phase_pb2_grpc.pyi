@@ -37,7 +37,7 @@ class PhaseServiceStub:
     """Reads the phase of a run."""
     SetPhase: _grpc.UnaryUnaryMultiCallable[_phase_pb2.SetPhaseRequest, _phase_pb2.SetPhaseResponse]
     """Sets the phase; answers when it is reached: DRAINING answers when no generation is in flight. New generations are held
-    until ROLLOUT. Setting what holds is OK.
+    until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK.
     """
 
 @_typing.type_check_only
@@ -49,7 +49,7 @@ class PhaseServiceAsyncStub(PhaseServiceStub):
     """Reads the phase of a run."""
     SetPhase: _aio.UnaryUnaryMultiCallable[_phase_pb2.SetPhaseRequest, _phase_pb2.SetPhaseResponse]  # type: ignore[assignment]
     """Sets the phase; answers when it is reached: DRAINING answers when no generation is in flight. New generations are held
-    until ROLLOUT. Setting what holds is OK.
+    until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK.
     """
 
 class PhaseServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -70,7 +70,7 @@ class PhaseServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_phase_pb2.SetPhaseResponse, _abc.Awaitable[_phase_pb2.SetPhaseResponse]]:
         """Sets the phase; answers when it is reached: DRAINING answers when no generation is in flight. New generations are held
-        until ROLLOUT. Setting what holds is OK.
+        until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK.
         """
 
 def add_PhaseServiceServicer_to_server(servicer: PhaseServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
