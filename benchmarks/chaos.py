@@ -31,7 +31,7 @@ from tests.fakes.tiny_model import write_tiny_model
 from whippletree.channel import call, connect
 from whippletree.cli import plan
 from whippletree.cli.engine import engine_command
-from whippletree.cli.envoy import FOLDER, render
+from whippletree.cli.envoy import render, templates, write
 from whippletree.cli.health import HttpHealth
 from whippletree.cli.parts import Part
 from whippletree.cli.project import TRAIN_PYTHON
@@ -91,9 +91,9 @@ class Chaos:
         )
         await self.register()
         self.supervisor.after_restart("engine", self.register)
-        config = self.folder / "envoy.yaml"
-        config.write_text(render((FOLDER / "envoy.yaml").read_text(), plan.envoy_values(self.layout)))
-        await self.supervisor.start([plan.bridge(self.layout), plan.envoy(self.layout, config)])
+        config = plan.envoy_config(self.layout)
+        write(render(templates(), plan.envoy_values(self.layout), config), config)
+        await self.supervisor.start([plan.bridge(self.layout), plan.envoy(self.layout)])
         await self.supervisor.start([plan.controller(self.layout)])
 
     def engine_part(self) -> Part:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from whippletree.cli.envoy import FOLDER, EnvoyValues, arguments, listening_port, render
+from whippletree.cli.envoy import EnvoyValues, arguments, listening_port, render, templates, write
 
 ENVOY = Path(sys.executable).with_name("envoy")
 STARTING = 60.0
@@ -57,19 +57,19 @@ async def service(name: str, *given: str, listen: str = "127.0.0.1:0") -> AsyncI
 async def envoy(
     *, gateway: str, bridge: str, folder: Path, replacing: tuple[tuple[str, str], ...] = ()
 ) -> AsyncIterator[str]:
-    """Start Envoy with the product's template and wait until it is ready; yields its base URL.
+    """Start Envoy with the product's templates and wait until it is ready; yields its base URL.
 
-    `replacing` shortens times in the template for tests of what takes minutes.
+    `replacing` shortens times in the templates for tests of what takes minutes.
     """
-    template = (FOLDER / "envoy.yaml").read_text()
+    texts = templates()
     for old, new in replacing:
-        assert old in template, f"not in the template any more: {old}"
-        template = template.replace(old, new)
+        assert any(old in text for text in texts.values()), f"not in the templates any more: {old}"
+        texts = {name: text.replace(old, new) for name, text in texts.items()}
     values = EnvoyValues(
         listen="127.0.0.1:0", admin="127.0.0.1:0", gateway=gateway, bridge=bridge, access_log=str(folder / "access.log")
     )
-    config, admin_file, log = folder / "envoy.yaml", folder / "envoy.admin", folder / "envoy.log"
-    config.write_text(render(template, values))
+    config, admin_file, log = folder / "envoy", folder / "envoy.admin", folder / "envoy.log"
+    write(render(texts, values, config), config)
     admin_file.unlink(missing_ok=True)
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(

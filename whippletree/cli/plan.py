@@ -84,12 +84,17 @@ def envoy_values(layout: Layout) -> EnvoyValues:
     )
 
 
-def envoy(layout: Layout, config: Path) -> Part:
-    """Envoy, given its rendered configuration."""
+def envoy_config(layout: Layout) -> Path:
+    """The folder of its configuration."""
+    return layout.run_dir / "envoy"
+
+
+def envoy(layout: Layout) -> Part:
+    """Envoy, on the files of its folder."""
     admin_file = layout.run_dir / "envoy-admin.txt"
     return Part(
         name="envoy",
-        command=(ENVOY, *arguments(config=config, admin_file=admin_file)),
+        command=(ENVOY, *arguments(config=envoy_config(layout), admin_file=admin_file)),
         ready=HttpHealth(address=_at(layout.ports.envoy_admin), path="/ready"),
         address=_at(layout.ports.envoy),
         port_setting=port_setting("envoy"),

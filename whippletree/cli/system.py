@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from whippletree.cli import endpoints, plan, ports
 from whippletree.cli.console import Failure, UserError
 from whippletree.cli.engine import Device, engine_command
-from whippletree.cli.envoy import FOLDER, render
+from whippletree.cli.envoy import render, templates, write
 from whippletree.cli.project import ROOT, TRAIN_PYTHON
 from whippletree.cli.supervisor import PartError, PortTakenError, Report, Supervisor
 from whippletree.client import open_client
@@ -63,9 +63,9 @@ class System:
             self._supervisor.after_restart("engine", self._register)
         await self._supervisor.start([plan.gateway(layout)])
         await self._register()
-        config = layout.run_dir / "envoy.yaml"
-        config.write_text(render((FOLDER / "envoy.yaml").read_text(), plan.envoy_values(layout)))
-        parts = [plan.bridge(layout), plan.envoy(layout, config), plan.controller(layout)]
+        config = plan.envoy_config(layout)
+        write(render(templates(), plan.envoy_values(layout), config), config)
+        parts = [plan.bridge(layout), plan.envoy(layout), plan.controller(layout)]
         await self._supervisor.start(parts)  # the controller last: it stops first, while its agents' calls still work
 
     async def engine_ready(self) -> None:

@@ -10,55 +10,71 @@ from google.api import annotations_pb2
 from google.protobuf import descriptor_pb2, descriptor_pool
 
 from whippletree import contract
-from whippletree.cli.envoy import FOLDER, EnvoyValues, arguments, listening_port, render
+from whippletree.cli.envoy import FOLDER, EnvoyValues, arguments, listening_port, render, templates, write
 
-TEMPLATE = (FOLDER / "envoy.yaml").read_text()
-VALUES = EnvoyValues(listen="127.0.0.1:8080", admin="127.0.0.1:0", gateway="gateway:7010", bridge="[::1]:7011")
+CONFIG = Path("/run/envoy")
+VALUES = EnvoyValues(
+    listen="127.0.0.1:8080", admin="127.0.0.1:0", gateway="gateway:7010", bridge="[::1]:7011,127.0.0.2:7011"
+)
 
 
-def config() -> dict[str, Any]:
-    parsed: dict[str, Any] = yaml.safe_load(render(TEMPLATE, VALUES))
-    return parsed
+def resources(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load(render(templates(), VALUES, CONFIG)[name])["resources"]
+    return found
 
 
 def manager() -> dict[str, Any]:
-    listener = config()["static_resources"]["listeners"][0]
+    (listener,) = resources("listeners.yaml")
     found: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
     return found
 
 
 def routes() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = manager()["route_config"]["virtual_hosts"][0]["routes"]
+    (config,) = resources("routes.yaml")
+    found: list[dict[str, Any]] = config["virtual_hosts"][0]["routes"]
     return found
 
 
 def clusters() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = config()["static_resources"]["clusters"]
-    return found
+    return [one for one in resources("clusters.yaml") if one["name"] in ("bridge", "gateway")]
 
 
-def test_addresses_are_filled_in() -> None:
-    listener = config()["static_resources"]["listeners"][0]
+def places(assignment: dict[str, Any]) -> list[tuple[str, int]]:
+    found = [one["endpoint"]["address"]["socket_address"] for one in assignment["endpoints"][0]["lb_endpoints"]]
+    return [(address["address"], address["port_value"]) for address in found]
+
+
+def test_the_port_is_filled_in() -> None:
+    (listener,) = resources("listeners.yaml")
     assert listener["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 8080}
-    places = {
-        cluster["name"]: cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]
-        for cluster in clusters()
+
+
+def test_replicas_given_by_address_are_in_a_file_of_their_own_and_a_name_is_looked_up_by_envoy() -> None:
+    bridge, gateway = clusters()
+    assert (bridge["type"], gateway["type"]) == ("EDS", "STRICT_DNS")
+    assert bridge["eds_cluster_config"]["eds_config"]["path_config_source"] == {
+        "path": "/run/envoy/endpoints-bridge.yaml",
+        "watched_directory": {"path": "/run/envoy"},
     }
-    assert places["gateway"]["socket_address"] == {"address": "gateway", "port_value": 7010}
-    assert places["bridge"]["socket_address"] == {"address": "::1", "port_value": 7011}
-
-
-def test_a_service_may_have_several_replicas() -> None:
-    values = EnvoyValues(listen="127.0.0.1:1", admin="127.0.0.1:0", gateway="one:1,two:2", bridge="b:3")
-    for cluster in yaml.safe_load(render(TEMPLATE, values))["static_resources"]["clusters"]:
-        found = [one["endpoint"]["address"] for one in cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]]
-        ports = [address["socket_address"]["port_value"] for address in found]
-        assert ports == {"gateway": [1, 2], "bridge": [3]}[cluster["name"]]
+    (assignment,) = resources("endpoints-bridge.yaml")
+    assert (assignment["cluster_name"], places(assignment)) == ("bridge", [("::1", 7011), ("127.0.0.2", 7011)])
+    assert places(gateway["load_assignment"]) == [("gateway", 7010)]
 
 
 def test_unknown_placeholder_is_an_error() -> None:
     with pytest.raises(KeyError, match="NONE"):
-        render("${NONE}", VALUES)
+        render({"a.yaml": "${NONE}"}, VALUES, CONFIG)
+
+
+def test_files_are_replaced_whole_and_only_where_they_say_something_else(tmp_path: Path) -> None:
+    write({"a.yaml": "1", "b.yaml": "1"}, tmp_path)
+    before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    write({"a.yaml": "1", "b.yaml": "2"}, tmp_path)
+    after = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    assert (tmp_path / "b.yaml").read_text() == "2"
+    assert set(after) == {"a.yaml", "b.yaml"}
+    assert after["a.yaml"] == before["a.yaml"]
+    assert after["b.yaml"] != before["b.yaml"]
 
 
 def test_no_time_limit_cuts_a_silent_generation() -> None:
@@ -130,7 +146,7 @@ def test_descriptor_set_is_the_contract_and_knows_the_details_of_errors() -> Non
 
 
 def test_two_envoys_on_one_machine_do_not_meet() -> None:
-    given = arguments(config=Path("envoy.yaml"), admin_file=Path("admin"), workers=2)
+    given = arguments(config=CONFIG, admin_file=Path("admin"), workers=2)
     assert "--disable-hot-restart" in given
     assert given[given.index("--concurrency") + 1] == "2"
 
