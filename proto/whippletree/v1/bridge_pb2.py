@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.api import httpbody_pb2 as google_dot_api_dot_httpbody__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwhippletree/v1/bridge.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"l\n\x16\x43hatCompletionsRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\"\n\x04\x62ody\x18\x04 \x01(\x0b\x32\x14.google.api.HttpBody\"I\n\x17ListOpenAIModelsRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\"V\n\x15GetOpenAIModelRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t2\x9f\x04\n\x13OpenAIBridgeService\x12\xb2\x01\n\x0f\x43hatCompletions\x12&.whippletree.v1.ChatCompletionsRequest\x1a\x14.google.api.HttpBody\"_\x82\xd3\xe4\x93\x02Y\"Q/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/chat/completions:\x04\x62ody0\x01\x12\xa4\x01\n\x10ListOpenAIModels\x12\'.whippletree.v1.ListOpenAIModelsRequest\x1a\x14.google.api.HttpBody\"O\x82\xd3\xe4\x93\x02I\x12G/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/models0\x01\x12\xab\x01\n\x0eGetOpenAIModel\x12%.whippletree.v1.GetOpenAIModelRequest\x1a\x14.google.api.HttpBody\"Z\x82\xd3\xe4\x93\x02T\x12R/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/models/{model=**}0\x01\x42]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwhippletree/v1/bridge.proto\x12\x0ewhippletree.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"l\n\x16\x43hatCompletionsRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\"\n\x04\x62ody\x18\x04 \x01(\x0b\x32\x14.google.api.HttpBody\"I\n\x17ListOpenAIModelsRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\"V\n\x15GetOpenAIModelRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\"j\n\x14\x43reateMessageRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\"\n\x04\x62ody\x18\x04 \x01(\x0b\x32\x14.google.api.HttpBody\"o\n\x19\x43ountMessageTokensRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\"\n\x04\x62ody\x18\x04 \x01(\x0b\x32\x14.google.api.HttpBody\"L\n\x1aListAnthropicModelsRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\"Y\n\x18GetAnthropicModelRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t2\x9f\x04\n\x13OpenAIBridgeService\x12\xb2\x01\n\x0f\x43hatCompletions\x12&.whippletree.v1.ChatCompletionsRequest\x1a\x14.google.api.HttpBody\"_\x82\xd3\xe4\x93\x02Y\"Q/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/chat/completions:\x04\x62ody0\x01\x12\xa4\x01\n\x10ListOpenAIModels\x12\'.whippletree.v1.ListOpenAIModelsRequest\x1a\x14.google.api.HttpBody\"O\x82\xd3\xe4\x93\x02I\x12G/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/models0\x01\x12\xab\x01\n\x0eGetOpenAIModel\x12%.whippletree.v1.GetOpenAIModelRequest\x1a\x14.google.api.HttpBody\"Z\x82\xd3\xe4\x93\x02T\x12R/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/models/{model=**}0\x01\x32\xee\x05\n\x16\x41nthropicBridgeService\x12\xa9\x01\n\rCreateMessage\x12$.whippletree.v1.CreateMessageRequest\x1a\x14.google.api.HttpBody\"Z\x82\xd3\xe4\x93\x02T\"L/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/anthropic/v1/messages:\x04\x62ody0\x01\x12\xc0\x01\n\x12\x43ountMessageTokens\x12).whippletree.v1.CountMessageTokensRequest\x1a\x14.google.api.HttpBody\"g\x82\xd3\xe4\x93\x02\x61\"Y/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/anthropic/v1/messages/count_tokens:\x04\x62ody0\x01\x12\xad\x01\n\x13ListAnthropicModels\x12*.whippletree.v1.ListAnthropicModelsRequest\x1a\x14.google.api.HttpBody\"R\x82\xd3\xe4\x93\x02L\x12J/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/anthropic/v1/models0\x01\x12\xb4\x01\n\x11GetAnthropicModel\x12(.whippletree.v1.GetAnthropicModelRequest\x1a\x14.google.api.HttpBody\"]\x82\xd3\xe4\x93\x02W\x12U/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/anthropic/v1/models/{model=**}0\x01\x42]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,12 +40,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENAIBRIDGESERVICE'].methods_by_name['ListOpenAIModels']._serialized_options = b'\202\323\344\223\002I\022G/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/models'
   _globals['_OPENAIBRIDGESERVICE'].methods_by_name['GetOpenAIModel']._loaded_options = None
   _globals['_OPENAIBRIDGESERVICE'].methods_by_name['GetOpenAIModel']._serialized_options = b'\202\323\344\223\002T\022R/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/models/{model=**}'
+  _globals['_ANTHROPICBRIDGESERVICE'].methods_by_name['CreateMessage']._loaded_options = None
+  _globals['_ANTHROPICBRIDGESERVICE'].methods_by_name['CreateMessage']._serialized_options = b'\202\323\344\223\002T\"L/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/anthropic/v1/messages:\004body'
+  _globals['_ANTHROPICBRIDGESERVICE'].methods_by_name['CountMessageTokens']._loaded_options = None
+  _globals['_ANTHROPICBRIDGESERVICE'].methods_by_name['CountMessageTokens']._serialized_options = b'\202\323\344\223\002a\"Y/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/anthropic/v1/messages/count_tokens:\004body'
+  _globals['_ANTHROPICBRIDGESERVICE'].methods_by_name['ListAnthropicModels']._loaded_options = None
+  _globals['_ANTHROPICBRIDGESERVICE'].methods_by_name['ListAnthropicModels']._serialized_options = b'\202\323\344\223\002L\022J/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/anthropic/v1/models'
+  _globals['_ANTHROPICBRIDGESERVICE'].methods_by_name['GetAnthropicModel']._loaded_options = None
+  _globals['_ANTHROPICBRIDGESERVICE'].methods_by_name['GetAnthropicModel']._serialized_options = b'\202\323\344\223\002W\022U/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/anthropic/v1/models/{model=**}'
   _globals['_CHATCOMPLETIONSREQUEST']._serialized_start=104
   _globals['_CHATCOMPLETIONSREQUEST']._serialized_end=212
   _globals['_LISTOPENAIMODELSREQUEST']._serialized_start=214
   _globals['_LISTOPENAIMODELSREQUEST']._serialized_end=287
   _globals['_GETOPENAIMODELREQUEST']._serialized_start=289
   _globals['_GETOPENAIMODELREQUEST']._serialized_end=375
-  _globals['_OPENAIBRIDGESERVICE']._serialized_start=378
-  _globals['_OPENAIBRIDGESERVICE']._serialized_end=921
+  _globals['_CREATEMESSAGEREQUEST']._serialized_start=377
+  _globals['_CREATEMESSAGEREQUEST']._serialized_end=483
+  _globals['_COUNTMESSAGETOKENSREQUEST']._serialized_start=485
+  _globals['_COUNTMESSAGETOKENSREQUEST']._serialized_end=596
+  _globals['_LISTANTHROPICMODELSREQUEST']._serialized_start=598
+  _globals['_LISTANTHROPICMODELSREQUEST']._serialized_end=674
+  _globals['_GETANTHROPICMODELREQUEST']._serialized_start=676
+  _globals['_GETANTHROPICMODELREQUEST']._serialized_end=765
+  _globals['_OPENAIBRIDGESERVICE']._serialized_start=768
+  _globals['_OPENAIBRIDGESERVICE']._serialized_end=1311
+  _globals['_ANTHROPICBRIDGESERVICE']._serialized_start=1314
+  _globals['_ANTHROPICBRIDGESERVICE']._serialized_end=2064
 # @@protoc_insertion_point(module_scope)

@@ -116,3 +116,139 @@ class GetOpenAIModelRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetOpenAIModelRequest: _TypeAlias = GetOpenAIModelRequest  # noqa: Y015
+
+@_typing.final
+class CreateMessageRequest(_message.Message):
+    """A message of Anthropic's dialect."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUT_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    rollout: _builtins.str
+    """Rollout id."""
+    attempt: _builtins.str
+    """Attempt number, decimal."""
+    mode: _builtins.str
+    """`train` or `eval`."""
+    @_builtins.property
+    def body(self) -> _httpbody_pb2.HttpBody:
+        """The harness's body, unchanged."""
+
+    def __init__(
+        self,
+        *,
+        rollout: _builtins.str = ...,
+        attempt: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        body: _httpbody_pb2.HttpBody | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "mode", b"mode", "rollout", b"rollout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateMessageRequest: _TypeAlias = CreateMessageRequest  # noqa: Y015
+
+@_typing.final
+class CountMessageTokensRequest(_message.Message):
+    """A prompt whose tokens are to be counted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUT_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    rollout: _builtins.str
+    """Rollout id."""
+    attempt: _builtins.str
+    """Attempt number, decimal."""
+    mode: _builtins.str
+    """`train` or `eval`."""
+    @_builtins.property
+    def body(self) -> _httpbody_pb2.HttpBody:
+        """The harness's body, unchanged."""
+
+    def __init__(
+        self,
+        *,
+        rollout: _builtins.str = ...,
+        attempt: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        body: _httpbody_pb2.HttpBody | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "mode", b"mode", "rollout", b"rollout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountMessageTokensRequest: _TypeAlias = CountMessageTokensRequest  # noqa: Y015
+
+@_typing.final
+class ListAnthropicModelsRequest(_message.Message):
+    """A list of models."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUT_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    rollout: _builtins.str
+    """Rollout id."""
+    attempt: _builtins.str
+    """Attempt number, decimal."""
+    mode: _builtins.str
+    """`train` or `eval`."""
+    def __init__(
+        self,
+        *,
+        rollout: _builtins.str = ...,
+        attempt: _builtins.str = ...,
+        mode: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "mode", b"mode", "rollout", b"rollout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAnthropicModelsRequest: _TypeAlias = ListAnthropicModelsRequest  # noqa: Y015
+
+@_typing.final
+class GetAnthropicModelRequest(_message.Message):
+    """A model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUT_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    rollout: _builtins.str
+    """Rollout id."""
+    attempt: _builtins.str
+    """Attempt number, decimal."""
+    mode: _builtins.str
+    """`train` or `eval`."""
+    model: _builtins.str
+    """Model id."""
+    def __init__(
+        self,
+        *,
+        rollout: _builtins.str = ...,
+        attempt: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "mode", b"mode", "model", b"model", "rollout", b"rollout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAnthropicModelRequest: _TypeAlias = GetAnthropicModelRequest  # noqa: Y015

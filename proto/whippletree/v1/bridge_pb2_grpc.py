@@ -189,3 +189,211 @@ class OpenAIBridgeService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class AnthropicBridgeServiceStub:
+    """Anthropic's Messages, as raw HTTP bodies like OpenAI's. Errors have Anthropic's shape and status.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.CreateMessage = channel.unary_stream(
+                '/whippletree.v1.AnthropicBridgeService/CreateMessage',
+                request_serializer=whippletree_dot_v1_dot_bridge__pb2.CreateMessageRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
+        self.CountMessageTokens = channel.unary_stream(
+                '/whippletree.v1.AnthropicBridgeService/CountMessageTokens',
+                request_serializer=whippletree_dot_v1_dot_bridge__pb2.CountMessageTokensRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
+        self.ListAnthropicModels = channel.unary_stream(
+                '/whippletree.v1.AnthropicBridgeService/ListAnthropicModels',
+                request_serializer=whippletree_dot_v1_dot_bridge__pb2.ListAnthropicModelsRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
+        self.GetAnthropicModel = channel.unary_stream(
+                '/whippletree.v1.AnthropicBridgeService/GetAnthropicModel',
+                request_serializer=whippletree_dot_v1_dot_bridge__pb2.GetAnthropicModelRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
+
+
+class AnthropicBridgeServiceServicer:
+    """Anthropic's Messages, as raw HTTP bodies like OpenAI's. Errors have Anthropic's shape and status.
+    """
+
+    def CreateMessage(self, request, context):
+        """One message: one JSON body, or server-sent events where the request says `stream: true`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountMessageTokens(self, request, context):
+        """Number of tokens of the prompt that CreateMessage would send to the engine for the same body.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAnthropicModels(self, request, context):
+        """Anthropic list of models: what the rollout's run may call, on one page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetAnthropicModel(self, request, context):
+        """Anthropic model by id; an id may hold slashes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AnthropicBridgeServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'CreateMessage': grpc.unary_stream_rpc_method_handler(
+                    servicer.CreateMessage,
+                    request_deserializer=whippletree_dot_v1_dot_bridge__pb2.CreateMessageRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'CountMessageTokens': grpc.unary_stream_rpc_method_handler(
+                    servicer.CountMessageTokens,
+                    request_deserializer=whippletree_dot_v1_dot_bridge__pb2.CountMessageTokensRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'ListAnthropicModels': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListAnthropicModels,
+                    request_deserializer=whippletree_dot_v1_dot_bridge__pb2.ListAnthropicModelsRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'GetAnthropicModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetAnthropicModel,
+                    request_deserializer=whippletree_dot_v1_dot_bridge__pb2.GetAnthropicModelRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'whippletree.v1.AnthropicBridgeService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('whippletree.v1.AnthropicBridgeService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class AnthropicBridgeService:
+    """Anthropic's Messages, as raw HTTP bodies like OpenAI's. Errors have Anthropic's shape and status.
+    """
+
+    @staticmethod
+    def CreateMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/whippletree.v1.AnthropicBridgeService/CreateMessage',
+            whippletree_dot_v1_dot_bridge__pb2.CreateMessageRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountMessageTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/whippletree.v1.AnthropicBridgeService/CountMessageTokens',
+            whippletree_dot_v1_dot_bridge__pb2.CountMessageTokensRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAnthropicModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/whippletree.v1.AnthropicBridgeService/ListAnthropicModels',
+            whippletree_dot_v1_dot_bridge__pb2.ListAnthropicModelsRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAnthropicModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/whippletree.v1.AnthropicBridgeService/GetAnthropicModel',
+            whippletree_dot_v1_dot_bridge__pb2.GetAnthropicModelRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

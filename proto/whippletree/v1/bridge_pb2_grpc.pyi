@@ -87,3 +87,70 @@ class OpenAIBridgeServiceServicer(metaclass=_abc_1.ABCMeta):
         """OpenAI model by id; an id may hold slashes."""
 
 def add_OpenAIBridgeServiceServicer_to_server(servicer: OpenAIBridgeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class AnthropicBridgeServiceStub:
+    """Anthropic's Messages, as raw HTTP bodies like OpenAI's. Errors have Anthropic's shape and status."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> AnthropicBridgeServiceAsyncStub: ...
+    CreateMessage: _grpc.UnaryStreamMultiCallable[_bridge_pb2.CreateMessageRequest, _httpbody_pb2.HttpBody]
+    """One message: one JSON body, or server-sent events where the request says `stream: true`."""
+    CountMessageTokens: _grpc.UnaryStreamMultiCallable[_bridge_pb2.CountMessageTokensRequest, _httpbody_pb2.HttpBody]
+    """Number of tokens of the prompt that CreateMessage would send to the engine for the same body."""
+    ListAnthropicModels: _grpc.UnaryStreamMultiCallable[_bridge_pb2.ListAnthropicModelsRequest, _httpbody_pb2.HttpBody]
+    """Anthropic list of models: what the rollout's run may call, on one page."""
+    GetAnthropicModel: _grpc.UnaryStreamMultiCallable[_bridge_pb2.GetAnthropicModelRequest, _httpbody_pb2.HttpBody]
+    """Anthropic model by id; an id may hold slashes."""
+
+@_typing.type_check_only
+class AnthropicBridgeServiceAsyncStub(AnthropicBridgeServiceStub):
+    """Anthropic's Messages, as raw HTTP bodies like OpenAI's. Errors have Anthropic's shape and status."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    CreateMessage: _aio.UnaryStreamMultiCallable[_bridge_pb2.CreateMessageRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """One message: one JSON body, or server-sent events where the request says `stream: true`."""
+    CountMessageTokens: _aio.UnaryStreamMultiCallable[_bridge_pb2.CountMessageTokensRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """Number of tokens of the prompt that CreateMessage would send to the engine for the same body."""
+    ListAnthropicModels: _aio.UnaryStreamMultiCallable[_bridge_pb2.ListAnthropicModelsRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """Anthropic list of models: what the rollout's run may call, on one page."""
+    GetAnthropicModel: _aio.UnaryStreamMultiCallable[_bridge_pb2.GetAnthropicModelRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """Anthropic model by id; an id may hold slashes."""
+
+class AnthropicBridgeServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Anthropic's Messages, as raw HTTP bodies like OpenAI's. Errors have Anthropic's shape and status."""
+
+    @_abc_1.abstractmethod
+    def CreateMessage(
+        self,
+        request: _bridge_pb2.CreateMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
+        """One message: one JSON body, or server-sent events where the request says `stream: true`."""
+
+    @_abc_1.abstractmethod
+    def CountMessageTokens(
+        self,
+        request: _bridge_pb2.CountMessageTokensRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
+        """Number of tokens of the prompt that CreateMessage would send to the engine for the same body."""
+
+    @_abc_1.abstractmethod
+    def ListAnthropicModels(
+        self,
+        request: _bridge_pb2.ListAnthropicModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
+        """Anthropic list of models: what the rollout's run may call, on one page."""
+
+    @_abc_1.abstractmethod
+    def GetAnthropicModel(
+        self,
+        request: _bridge_pb2.GetAnthropicModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
+        """Anthropic model by id; an id may hold slashes."""
+
+def add_AnthropicBridgeServiceServicer_to_server(servicer: AnthropicBridgeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
