@@ -82,7 +82,7 @@ def test_no_time_limit_cuts_a_silent_generation() -> None:
     assert manager()["stream_idle_timeout"] == "0s"
     assert manager()["request_timeout"] == "0s"
     forwarded = [route["route"] for route in routes() if "route" in route]
-    assert len(forwarded) == 4
+    assert len(forwarded) == 5
     for route in forwarded:
         assert (route["timeout"], route["idle_timeout"]) == ("0s", "0s")
         assert route["max_stream_duration"] == {"grpc_timeout_header_max": "0s"}
