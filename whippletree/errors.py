@@ -154,6 +154,20 @@ class StoreFullError(WhippletreeError):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+class UnauthenticatedError(WhippletreeError):
+    """There is no key or token, or it is none of ours, revoked or expired. The message never holds it."""
+
+    reason = "UNAUTHENTICATED"
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDeniedError(WhippletreeError):
+    """The key or token is valid, but not for this; `needs=` a scope, or what it is for."""
+
+    reason = "PERMISSION_DENIED"
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
 class InternalError(WhippletreeError):
     """A fault of ours: the message never holds an exception's text."""
 
@@ -224,6 +238,8 @@ _BY_REASON: Mapping[str, type[WhippletreeError]] = {
         ShuttingDownError,
         OverloadedError,
         StoreFullError,
+        UnauthenticatedError,
+        PermissionDeniedError,
         ResumeTokenExpiredError,
         DeadlineError,
     )

@@ -5,7 +5,10 @@
 local TYPES = {
   ["401"] = "authentication_error", ["403"] = "permission_error", ["409"] = "conflict_error", ["429"] = "rate_limit_error",
 }
-local CODES = { ["404"] = "unknown_url", ["413"] = "request_too_large", ["503"] = "service_unavailable" }
+local CODES = {
+  ["401"] = "invalid_api_key", ["403"] = "permission_denied", ["404"] = "unknown_url", ["413"] = "request_too_large",
+  ["503"] = "service_unavailable",
+}
 
 function envoy_on_request(handle)
   local headers = handle:headers()

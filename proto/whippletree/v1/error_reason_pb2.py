@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!whippletree/v1/error_reason.proto\x12\x0ewhippletree.v1*\xfe\x04\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_REASON_INVALID_FIELD\x10\x01\x12\x1a\n\x16\x45RROR_REASON_NOT_FOUND\x10\x02\x12\x1f\n\x1b\x45RROR_REASON_ALREADY_EXISTS\x10\x03\x12\"\n\x1e\x45RROR_REASON_REQUEST_ID_REUSED\x10\x04\x12\x1c\n\x18\x45RROR_REASON_WRONG_STATE\x10\x05\x12\x1e\n\x1a\x45RROR_REASON_STALE_ATTEMPT\x10\x06\x12\x1e\n\x1a\x45RROR_REASON_ROLLOUT_ENDED\x10\x07\x12\"\n\x1e\x45RROR_REASON_REWARD_NOT_FINITE\x10\x08\x12(\n$ERROR_REASON_CONTEXT_LENGTH_EXCEEDED\x10\t\x12(\n$ERROR_REASON_TOKEN_OUT_OF_VOCABULARY\x10\n\x12\x1e\n\x1a\x45RROR_REASON_HELD_TOO_LONG\x10\x0b\x12#\n\x1f\x45RROR_REASON_ENGINE_UNAVAILABLE\x10\x0c\x12\x1e\n\x1a\x45RROR_REASON_SHUTTING_DOWN\x10\r\x12\x1b\n\x17\x45RROR_REASON_OVERLOADED\x10\x0e\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\x0f\x12%\n!ERROR_REASON_RESUME_TOKEN_EXPIRED\x10\x10\x12\x19\n\x15\x45RROR_REASON_DEADLINE\x10\x11\x12\x1b\n\x17\x45RROR_REASON_STORE_FULL\x10\x12\x42]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!whippletree/v1/error_reason.proto\x12\x0ewhippletree.v1*\xc4\x05\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_REASON_INVALID_FIELD\x10\x01\x12\x1a\n\x16\x45RROR_REASON_NOT_FOUND\x10\x02\x12\x1f\n\x1b\x45RROR_REASON_ALREADY_EXISTS\x10\x03\x12\"\n\x1e\x45RROR_REASON_REQUEST_ID_REUSED\x10\x04\x12\x1c\n\x18\x45RROR_REASON_WRONG_STATE\x10\x05\x12\x1e\n\x1a\x45RROR_REASON_STALE_ATTEMPT\x10\x06\x12\x1e\n\x1a\x45RROR_REASON_ROLLOUT_ENDED\x10\x07\x12\"\n\x1e\x45RROR_REASON_REWARD_NOT_FINITE\x10\x08\x12(\n$ERROR_REASON_CONTEXT_LENGTH_EXCEEDED\x10\t\x12(\n$ERROR_REASON_TOKEN_OUT_OF_VOCABULARY\x10\n\x12\x1e\n\x1a\x45RROR_REASON_HELD_TOO_LONG\x10\x0b\x12#\n\x1f\x45RROR_REASON_ENGINE_UNAVAILABLE\x10\x0c\x12\x1e\n\x1a\x45RROR_REASON_SHUTTING_DOWN\x10\r\x12\x1b\n\x17\x45RROR_REASON_OVERLOADED\x10\x0e\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\x0f\x12%\n!ERROR_REASON_RESUME_TOKEN_EXPIRED\x10\x10\x12\x19\n\x15\x45RROR_REASON_DEADLINE\x10\x11\x12\x1b\n\x17\x45RROR_REASON_STORE_FULL\x10\x12\x12 \n\x1c\x45RROR_REASON_UNAUTHENTICATED\x10\x13\x12\"\n\x1e\x45RROR_REASON_PERMISSION_DENIED\x10\x14\x42]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\021io.whippletree.v1P\001ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1'
   _globals['_ERRORREASON']._serialized_start=54
-  _globals['_ERRORREASON']._serialized_end=692
+  _globals['_ERRORREASON']._serialized_end=762
 # @@protoc_insertion_point(module_scope)

@@ -62,6 +62,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED: the store has no room; nothing was written, reads go on, and the service recovers by itself when
     there is room again. Repeat after RetryInfo.
     """
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 19
+    """UNAUTHENTICATED: there is no key or token, or it is none of ours, revoked or expired."""
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 20
+    """PERMISSION_DENIED: the key or token is valid, but not for this: another rollout, attempt or mode, or a scope is missing."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The `reason` of the one google.rpc.ErrorInfo that every error carries (domain "whippletree"). The gRPC code says what a
@@ -109,4 +113,8 @@ ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 18
 """RESOURCE_EXHAUSTED: the store has no room; nothing was written, reads go on, and the service recovers by itself when
 there is room again. Repeat after RetryInfo.
 """
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 19
+"""UNAUTHENTICATED: there is no key or token, or it is none of ours, revoked or expired."""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 20
+"""PERMISSION_DENIED: the key or token is valid, but not for this: another rollout, attempt or mode, or a scope is missing."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -735,6 +735,9 @@ class StartRolloutResponse(_message.Message):
 
     ROLLOUT_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """The attempt's token, which its agent presents as its API key: a secret. Empty where the gateway runs without identity."""
     @_builtins.property
     def rollout(self) -> Global___Rollout:
         """RUNNING."""
@@ -748,10 +751,11 @@ class StartRolloutResponse(_message.Message):
         *,
         rollout: Global___Rollout | None = ...,
         attempt: _attempt_pb2.Attempt | None = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "rollout", b"rollout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "rollout", b"rollout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "rollout", b"rollout", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
