@@ -31,7 +31,7 @@ DEMO := $(if $(SEED),--seed $(SEED)) $(if $(NONSENSE),--nonsense) $(if $(STEPS),
 ##@ Use
 .PHONY: help
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@printf '\nSettings: CUDA_STANDINS=1, TORCH_CPU_INDEX=URL or GPU=1 choose another torch; see docs/operations.md.\n'
 
 .PHONY: demo
@@ -62,6 +62,10 @@ gpu: setup ## Tests that need a CUDA device
 .PHONY: bench-record
 bench-record: .venv/stamp ## Measure the record: SCALE=0.01 for a short form
 	@.venv/bin/python -m benchmarks.record --scale $(or $(SCALE),1)
+
+.PHONY: bench-serving
+bench-serving: .venv/stamp ## Measure serving through Envoy, bridge and gateway: SCALE=0.1 for a short form
+	@.venv/bin/python -m benchmarks.serving --scale $(or $(SCALE),1)
 
 .PHONY: chaos
 chaos: .venv/stamp ## Kill parts at random under load, then look for what was lost: SECONDS=600 SEED=1 ENGINE=sglang
