@@ -128,11 +128,11 @@ class CreateMessageRequest(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
-    """Rollout id."""
+    """Rollout id; empty = as the token says."""
     attempt: _builtins.str
-    """Attempt number, decimal."""
+    """Attempt number, decimal; empty = as the token says."""
     mode: _builtins.str
-    """`train` or `eval`."""
+    """`train` or `eval`; empty = as the token says."""
     @_builtins.property
     def body(self) -> _httpbody_pb2.HttpBody:
         """The harness's body, unchanged."""
@@ -164,11 +164,11 @@ class CountMessageTokensRequest(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
-    """Rollout id."""
+    """Rollout id; empty = as the token says."""
     attempt: _builtins.str
-    """Attempt number, decimal."""
+    """Attempt number, decimal; empty = as the token says."""
     mode: _builtins.str
-    """`train` or `eval`."""
+    """`train` or `eval`; empty = as the token says."""
     @_builtins.property
     def body(self) -> _httpbody_pb2.HttpBody:
         """The harness's body, unchanged."""
@@ -199,11 +199,11 @@ class ListAnthropicModelsRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
-    """Rollout id."""
+    """Rollout id; empty = as the token says."""
     attempt: _builtins.str
-    """Attempt number, decimal."""
+    """Attempt number, decimal; empty = as the token says."""
     mode: _builtins.str
-    """`train` or `eval`."""
+    """`train` or `eval`; empty = as the token says."""
     def __init__(
         self,
         *,
@@ -230,11 +230,11 @@ class GetAnthropicModelRequest(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
-    """Rollout id."""
+    """Rollout id; empty = as the token says."""
     attempt: _builtins.str
-    """Attempt number, decimal."""
+    """Attempt number, decimal; empty = as the token says."""
     mode: _builtins.str
-    """`train` or `eval`."""
+    """`train` or `eval`; empty = as the token says."""
     model: _builtins.str
     """Model id."""
     def __init__(
