@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import orjson
 
+from gateway_svc.engines.http import Client
+from gateway_svc.engines.http_answer import HttpError
 from gateway_svc.types import Sampling
 from whippletree.tokens import unpack_ids
 
@@ -33,10 +34,10 @@ class EngineError(Exception):
 
 
 class Sglang:
-    """One connection pool for all engines; made by `connected`."""
+    """Made by `connected`."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, generate_timeout: float, control_timeout: float) -> None:
-        self._session = session
+    def __init__(self, client: Client, *, generate_timeout: float, control_timeout: float) -> None:
+        self._client = client
         self._generate_timeout, self._control_timeout = generate_timeout, control_timeout
 
     async def generate(self, address: str, rid: str, prompt: bytes, sampling: Sampling) -> Mapping[str, Any]:
@@ -66,7 +67,7 @@ class Sglang:
 
     async def weight_version(self, address: str) -> str:
         """The label of the weights that the engine has."""
-        found = await self._request("GET", address, "/model_info", None, self._control_timeout)
+        found = await self._request("GET", address, "/model_info", b"", self._control_timeout)
         version = found.get("weight_version") if isinstance(found, Mapping) else None
         if not isinstance(version, str):
             raise EngineError("the engine names no weight version")
@@ -81,24 +82,19 @@ class Sglang:
         wait = int(self._control_timeout / 2)
         await self._request("POST", address, f"/flush_cache?timeout={wait}", b"", self._control_timeout)
 
-    async def _request(self, method: str, address: str, path: str, data: bytes | None, seconds: float) -> Any:
+    async def _request(self, method: str, address: str, path: str, data: bytes, seconds: float) -> Any:
         """Parsed JSON, or None where the answer is none. Raises EngineError."""
-        limit = aiohttp.ClientTimeout(total=seconds, sock_connect=5)
-        headers = {"content-type": "application/json"}
         try:
-            async with self._session.request(
-                method, address.rstrip("/") + path, data=data, headers=headers, timeout=limit
-            ) as reply:
-                text = await reply.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineError(f"{path} gave no answer ({type(error).__name__})") from error
+            reply = await self._client.request(method, address, path, data, seconds=seconds)
+        except HttpError as error:
+            raise EngineError(f"{path}: {error}") from error
         if reply.status != 200:
             refused = 400 <= reply.status < 500 and reply.status not in (404, 408, 429)
-            raise EngineError(f"{path} answered {reply.status}: {_message(text)}", refused=refused)
+            raise EngineError(f"{path} answered {reply.status}: {_message(reply.body)}", refused=refused)
         try:
-            return orjson.loads(text)
+            return orjson.loads(reply.body)
         except orjson.JSONDecodeError:
-            return _lenient(text)
+            return _lenient(reply.body)
 
 
 def sampling_params(sampling: Sampling) -> dict[str, Any]:
@@ -116,10 +112,12 @@ def sampling_params(sampling: Sampling) -> dict[str, Any]:
 
 @asynccontextmanager
 async def connected(*, generate_timeout: float, control_timeout: float) -> AsyncIterator[Sglang]:
-    """A client while the block runs. Connections are not limited: holding back is not this client's business."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-    async with aiohttp.ClientSession(connector=connector, auto_decompress=True) as session:
-        yield Sglang(session, generate_timeout=generate_timeout, control_timeout=control_timeout)
+    """A client while the block runs."""
+    client = Client()
+    try:
+        yield Sglang(client, generate_timeout=generate_timeout, control_timeout=control_timeout)
+    finally:
+        client.close()
 
 
 def _lenient(text: bytes) -> Any:
