@@ -304,7 +304,10 @@ async def main(scale: float, parts: Sequence[str], folder: Path) -> dict[str, An
     database = folder / "record.db"
     async with (
         program("benchmarks.engine", "--tokens", str(RESPONSE)) as (engine, engine_process),
-        program("gateway_svc", "--store.path", str(database), "--log_level", "WARNING") as (address, process),
+        program("gateway_svc", "--store.path", str(database), "--log_level", "WARNING", "--insecure_dev", "true") as (
+            address,
+            process,
+        ),
         connect(address) as channel,
     ):
         bench = Bench(

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import Section, ServiceSettings
+from whippletree.settings import Section, ServerSettings
 
 
 class LocalSettings(Section):
@@ -32,7 +32,7 @@ class LocalSettings(Section):
     """Seconds that importing the modules of a warm interpreter may take."""
 
 
-class ControllerSettings(ServiceSettings):
+class ControllerSettings(ServerSettings):
     """Carries out rollouts as local processes."""
 
     model_config = SettingsConfigDict(env_prefix="CONTROLLER_")

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import Section, ServiceSettings
+from whippletree.settings import Section, ServerSettings
 
 
 class StoreSettings(Section):
@@ -54,13 +54,11 @@ class EngineSettings(Section):
     """Seconds before the second try; doubled with each further one."""
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(ServerSettings):
     """The gateway: the record of rollouts, and the way to the engines."""
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
-    listen: str = "127.0.0.1:0"
-    """`host:port` to serve on; port 0 = any free one, printed at start."""
     log_level: str = "INFO"
     """Lowest level that is logged."""
     store: StoreSettings = StoreSettings()

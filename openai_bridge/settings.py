@@ -2,7 +2,7 @@
 
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import Section, ServiceSettings
+from whippletree.settings import Section, ServerSettings
 
 
 class GenerationSettings(Section):
@@ -34,13 +34,11 @@ class DeliverySettings(Section):
     """Seconds at most for what is left when the bridge stops."""
 
 
-class BridgeSettings(ServiceSettings):
+class BridgeSettings(ServerSettings):
     """openai_bridge: harness dialects in and out."""
 
     model_config = SettingsConfigDict(env_prefix="BRIDGE_")
 
-    listen: str = "127.0.0.1:0"
-    """host:port of the gRPC server; port 0 = any free one."""
     gateway: str = "127.0.0.1:7010"
     """host:port of the gateway."""
     log_level: str = "INFO"

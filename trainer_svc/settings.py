@@ -4,10 +4,10 @@ from pathlib import Path
 
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
-from whippletree.settings import ServiceSettings
+from whippletree.settings import ServerSettings
 
 
-class TrainerSettings(ServiceSettings):
+class TrainerSettings(ServerSettings):
     """Train a policy: python -m trainer_svc CONFIG.toml
 
     --set SECTION.KEY=VALUE: override of the configuration, such as rl.steps=4; may be repeated.

@@ -5,12 +5,13 @@ Frozen; an unknown key is an error that names it. Each service has one class in 
 """
 
 import argparse
+import ipaddress
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -41,6 +42,30 @@ class ServiceSettings(BaseSettings):
     )
 
 
+class ServerSettings(ServiceSettings):
+    """Base of the settings of a service that listens."""
+
+    listen: str = "127.0.0.1:0"
+    """`host:port` to serve on; port 0 = any free one, printed at start."""
+    insecure_dev: bool = False
+    """Ask nobody for a key or a token, on this machine alone: `listen` must name the loopback then."""
+
+    @model_validator(mode="after")
+    def _insecure_only_on_loopback(self) -> Self:
+        if self.insecure_dev and not is_loopback(self.listen):
+            raise ValueError(f"insecure_dev: without keys only the loopback may be served, not {self.listen}")
+        return self
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` can be reached from this machine alone; a name other than localhost counts as no."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def load(kind: type[S], arguments: Sequence[str] | None = None) -> S:
     """Settings of `kind` from file, environment and arguments; exits with 2 and names the keys that do not fit."""
     parser = argparse.ArgumentParser(add_help=False)
@@ -65,7 +90,11 @@ def load(kind: type[S], arguments: Sequence[str] | None = None) -> S:
     try:
         settings: S = CliApp.run(Loaded, cli_args=rest)
     except ValidationError as error:
-        _fail("; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()))
+        _fail(
+            "; ".join(
+                ": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"]))) for item in error.errors()
+            )
+        )
     except SettingsError as error:
         _fail(str(error))
     return settings

@@ -64,7 +64,7 @@ async def bridge(
     policy = FakePolicy(tokenizer_path=write_chat_model(folder / "model"), reply=reply)
     async with (
         serving(policy) as gateway,
-        server.serving(BridgeSettings(gateway=gateway, **settings)) as port,
+        server.serving(BridgeSettings(gateway=gateway, insecure_dev=True, **settings)) as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
         yield Bridge(policy=policy, gateway=gateway, address=f"127.0.0.1:{port}", stub=stub(channel))

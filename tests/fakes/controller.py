@@ -30,7 +30,7 @@ async def controller_process(
     """A controller that listens; killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "controller_svc", "--gateway", gateway, "--local.work_root", str(work_root)),
-        *("--log_level", "WARNING", *arguments),
+        *("--log_level", "WARNING", "--insecure_dev", "true", *arguments),
         stdout=asyncio.subprocess.PIPE,
         env=environment,
     )

@@ -43,6 +43,10 @@ if TYPE_CHECKING:  # these stubs exist for the type checker alone
     from whippletree.v1.run_pb2_grpc import RunServiceAsyncStub
 
 
+INSECURE = ("--insecure_dev", "true")
+"""Arguments of a service in tests that are not about identity."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningGateway:
     """A gateway that serves, with a channel to it and short ways to what tests need first."""
@@ -170,7 +174,7 @@ async def running_gateway(folder: Path, **changes: object) -> AsyncIterator[Runn
     """
     where = record_of(folder)
     store = StoreSettings.model_validate({"path" if isinstance(where, Path) else "url": where, "synchronous": "NORMAL"})
-    settings = GatewaySettings(store=store, grace=0.5, watch_quiet=0.2).model_copy(update=changes)
+    settings = GatewaySettings(store=store, grace=0.5, watch_quiet=0.2, insecure_dev=True).model_copy(update=changes)
     async with contextlib.AsyncExitStack() as after, serving(settings) as port:
         channel = await after.enter_async_context(connect(f"127.0.0.1:{port}"))
         yield RunningGateway(address=f"127.0.0.1:{port}", channel=channel)
@@ -190,6 +194,7 @@ async def gateway_process(
         str(where),
         "--log_level",
         "WARNING",
+        *INSECURE,
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},  # faster

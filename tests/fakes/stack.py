@@ -35,11 +35,14 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def service(name: str, *given: str, listen: str = "127.0.0.1:0") -> AsyncIterator[Service]:
+async def service(
+    name: str, *given: str, listen: str = "127.0.0.1:0", insecure_dev: bool = True
+) -> AsyncIterator[Service]:
     """Start a service and wait for its line `listening on host:port`; kill it at the end."""
+    identity = ("--insecure_dev", "true") if insecure_dev else ()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", name, "--listen", listen, *given, stdout=PIPE, env=environment
+        sys.executable, "-m", name, "--listen", listen, *identity, *given, stdout=PIPE, env=environment
     )
     assert process.stdout is not None
     try:

@@ -38,7 +38,7 @@ async def system(folder: Path, **changes: object) -> AsyncIterator[System]:
     async with (
         FakeEngine() as engine,
         running_gateway(folder, **changes) as gateway,
-        server.serving(BridgeSettings(gateway=gateway.address, grace=0)) as port,
+        server.serving(BridgeSettings(gateway=gateway.address, grace=0, insecure_dev=True)) as port,
         envoy(gateway=gateway.address, bridge=f"127.0.0.1:{port}", folder=folder) as url,
     ):
         await gateway.register_model(engine.url, tokenizer_path=str(model))

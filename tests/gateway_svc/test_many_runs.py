@@ -139,7 +139,7 @@ async def test_a_judge_is_called_by_name_through_the_bridge(
     await register_judge(gateway, engine, model)
     await gateway.create_rollout("a")
     async with (
-        server.serving(BridgeSettings(gateway=gateway.address, grace=0)) as port,
+        server.serving(BridgeSettings(gateway=gateway.address, grace=0, insecure_dev=True)) as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
         asked = {}

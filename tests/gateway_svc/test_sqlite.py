@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from gateway_svc.store import Store
 from gateway_svc.types import Micros
-from tests.fakes.gateway import gateway_process
+from tests.fakes.gateway import INSECURE, gateway_process
 
 DATABASES = ("sqlite",)
 
@@ -40,7 +40,7 @@ async def test_the_log_is_synchronised_at_every_commit(store: Store) -> None:
 async def test_a_gateway_says_that_its_store_is_in_use(tmp_path: Path) -> None:
     async with gateway_process(tmp_path):
         second = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway_svc", "--store.path", str(tmp_path / "record.db")),
+            *(sys.executable, "-m", "gateway_svc", "--store.path", str(tmp_path / "record.db"), *INSECURE),
             stderr=asyncio.subprocess.PIPE,
         )
         _, error = await second.communicate()

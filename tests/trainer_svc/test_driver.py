@@ -92,7 +92,7 @@ class System:
         sets = [argument for item in overrides for argument in ("--set", item)]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "trainer_svc", str(self.folder / "config.toml"), *sets),
-            *("--gateway", self.gateway.address, "--runs", str(self.folder / "runs")),
+            *("--insecure_dev", "true", "--gateway", self.gateway.address, "--runs", str(self.folder / "runs")),
             *("--cache", str(self.folder / "cache"), "--python", str(self.folder / "python")),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

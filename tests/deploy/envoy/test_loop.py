@@ -113,7 +113,7 @@ async def test_killed_gateway_costs_the_harness_only_time(tmp_path: Path) -> Non
         await first.create_run("k")
         await first.create_rollout("k-1", "k")
         async with (
-            server.serving(BridgeSettings(gateway=first.address, grace=0)) as port,
+            server.serving(BridgeSettings(gateway=first.address, grace=0, insecure_dev=True)) as port,
             envoy(gateway=first.address, bridge=f"127.0.0.1:{port}", folder=tmp_path) as url,
             httpx.AsyncClient(timeout=120) as client,
         ):

@@ -123,7 +123,7 @@ async def test_a_harness_that_says_nothing_of_a_retry_gets_the_reply_that_it_did
     """Claude Code's way: a stream, cut while it waits; then the same body as a plain request, retry count 0."""
     async with (
         Wire(running.gateway.address) as wire,
-        server.serving(BridgeSettings(gateway=wire.address, grace=0)) as port,
+        server.serving(BridgeSettings(gateway=wire.address, grace=0, insecure_dev=True)) as port,
         envoy(gateway=running.gateway.address, bridge=f"127.0.0.1:{port}", folder=tmp_path) as front,
         httpx.AsyncClient(timeout=PATIENCE) as client,
     ):
@@ -229,7 +229,7 @@ async def test_a_gateway_killed_between_record_and_reply_gives_the_recorded_repl
         await first.create_rollout("k-1", "k")
         async with (
             Wire(first.address) as wire,
-            server.serving(BridgeSettings(gateway=wire.address, grace=0)) as port,
+            server.serving(BridgeSettings(gateway=wire.address, grace=0, insecure_dev=True)) as port,
             envoy(gateway=first.address, bridge=f"127.0.0.1:{port}", folder=tmp_path) as url,
             httpx.AsyncClient(timeout=2 * PATIENCE) as client,
         ):
