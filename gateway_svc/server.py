@@ -45,7 +45,7 @@ from gateway_svc.settings import GatewaySettings, StoreSettings
 from gateway_svc.store import Store
 from gateway_svc.types import Micros
 from whippletree.errors import StoreFullError
-from whippletree.serve import Service, listening
+from whippletree.serve import Offer, Service, listening
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,18 @@ TIDY_EVERY = 3600.0
 @asynccontextmanager
 async def serving(settings: GatewaySettings) -> AsyncIterator[int]:
     """The gateway, while the block runs; yields its port. OSError where port or store is in use."""
+    async with (
+        offering(settings) as offer,
+        listening(
+            offer.services, settings.listen, grace=settings.grace, drain=offer.drain, checks=offer.checks
+        ) as port,
+    ):
+        yield port
+
+
+@asynccontextmanager
+async def offering(settings: GatewaySettings) -> AsyncIterator[Offer]:
+    """All of the gateway but its server. OSError where the store is in use."""
     store = await Store.open(
         settings.store.where,
         synchronous=settings.store.synchronous,
@@ -64,14 +76,14 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[int]:
         clock=now,
     )
     try:
-        async with _parts(settings, store) as port:
-            yield port
+        async with _parts(settings, store) as offer:
+            yield offer
     finally:
         await store.close()
 
 
 @asynccontextmanager
-async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[int]:
+async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[Offer]:
     leases = _leases(store)
     gates = Gates(time.monotonic, leases)
     catalog = await Catalog.load(store, gates.move)
@@ -123,8 +135,7 @@ async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[int]:
         background.append(asyncio.create_task(catalog.follow()))
         leasing = asyncio.create_task(leases.run(gates.in_flight, gates.look_again, catalog.refresh))
         try:
-            async with listening(services, settings.listen, grace=settings.grace, drain=drain, checks=checks) as port:
-                yield port
+            yield Offer(services=services, drain=drain, checks=checks)
         finally:
             for task in background:
                 task.cancel()

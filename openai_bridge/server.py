@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
+import grpc
 from whippletree.v1 import bridge_pb2_grpc
 
 from openai_bridge.completion import Completions
@@ -18,7 +19,7 @@ from openai_bridge.tokenizer_cache import Tokenizers
 from openai_bridge.types import Limits
 from whippletree.channel import connect
 from whippletree.contract import public_services
-from whippletree.serve import Service, listening, until_signal
+from whippletree.serve import Offer, Service, listening, until_signal
 
 NAME = "whippletree.v1.OpenAIBridgeService"
 
@@ -34,25 +35,34 @@ async def serve(settings: BridgeSettings) -> None:
 @contextlib.asynccontextmanager
 async def serving(settings: BridgeSettings) -> AsyncIterator[int]:
     """A bridge while the block runs; yields its port. Its end: answers end, deliveries are reported, it closes."""
+    async with (
+        connect(settings.gateway) as channel,
+        offering(settings, channel) as offer,
+        listening(
+            offer.services,
+            settings.listen,
+            drain=offer.drain,
+            reflected=public_services(),  # Envoy sends questions of reflection here
+        ) as port,
+    ):
+        yield port
+
+
+@contextlib.asynccontextmanager
+async def offering(settings: BridgeSettings, channel: grpc.aio.Channel) -> AsyncIterator[Offer]:
+    """All of the bridge but its server; `channel` leads to the gateway."""
     delivery, generation = settings.delivery, settings.generation
     in_flight = InFlight()
-    async with connect(settings.gateway) as channel:
-        gateway = Gateway(channel, patience=generation.patience, generation_deadline=generation.deadline)
-        async with Deliveries(
-            gateway, queue=delivery.queue, patience=delivery.patience, flush=delivery.flush
-        ) as deliveries:
-            servicer = _servicer(settings, gateway, deliveries, in_flight)
-            service = Service(
-                full_name=NAME,
-                register=lambda server: bridge_pb2_grpc.add_OpenAIBridgeServiceServicer_to_server(servicer, server),
-            )
-            async with listening(
-                [service],
-                settings.listen,
-                drain=lambda: in_flight.drain(settings.grace),
-                reflected=public_services(),  # Envoy sends questions of reflection here
-            ) as port:
-                yield port
+    gateway = Gateway(channel, patience=generation.patience, generation_deadline=generation.deadline)
+    async with Deliveries(
+        gateway, queue=delivery.queue, patience=delivery.patience, flush=delivery.flush
+    ) as deliveries:
+        servicer = _servicer(settings, gateway, deliveries, in_flight)
+        service = Service(
+            full_name=NAME,
+            register=lambda server: bridge_pb2_grpc.add_OpenAIBridgeServiceServicer_to_server(servicer, server),
+        )
+        yield Offer(services=[service], drain=lambda: in_flight.drain(settings.grace))
 
 
 def _servicer(

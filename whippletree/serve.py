@@ -48,6 +48,21 @@ class Service:
     register: Callable[[grpc.aio.Server], None]
 
 
+async def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a composition root has built, to be served by a server of its own or by one that serves others too."""
+
+    services: Sequence[Service]
+    drain: Callable[[], Awaitable[None]] = _nothing
+    """Ends what only the service can end; see `listening`."""
+    checks: health.aio.HealthServicer | None = None
+    """Health that the service speaks of itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Undecodable:
     """Stands for a request whose bytes are no message: text that is not UTF-8, nesting that is too deep."""
