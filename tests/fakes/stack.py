@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
+import re
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,18 +58,61 @@ async def service(
         await process.wait()
 
 
+@dataclass(slots=True, kw_only=True)
+class Envoy:
+    """The running binary and the folder of files that it watches."""
+
+    url: str
+    admin: str
+    """host:port."""
+    process: Process
+    values: EnvoyValues
+    texts: Mapping[str, str]
+    """The templates."""
+    config: Path
+
+    def change(self, *replacing: tuple[str, str], bridge: str = "") -> None:
+        """Write the files anew, with other texts in the templates or other bridges, and return at once."""
+        self.texts = replaced(self.texts, replacing)
+        self.values = dataclasses.replace(self.values, bridge=bridge or self.values.bridge)
+        write(render(self.texts, self.values, self.config), self.config)
+
+    async def stats(self, prefix: str) -> dict[str, int]:
+        """Counters and gauges whose names begin so."""
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"http://{self.admin}/stats", params={"filter": f"^{re.escape(prefix)}"})
+        pairs = [line.rpartition(": ") for line in answer.text.splitlines()]
+        return {name: int(value) for name, _, value in pairs if value.isdigit()}
+
+    async def until(self, name: str, value: int) -> None:
+        """Wait until a counter or gauge has this value."""
+        found = None
+        try:
+            async with asyncio.timeout(STARTING):
+                while (found := (await self.stats(name)).get(name)) != value:
+                    await asyncio.sleep(0.02)  # Envoy tells nobody
+        except TimeoutError:
+            raise AssertionError(f"{name} is {found}, not {value}") from None
+
+
 @contextlib.asynccontextmanager
 async def envoy(
     *, gateway: str, bridge: str, folder: Path, replacing: tuple[tuple[str, str], ...] = ()
 ) -> AsyncIterator[str]:
-    """Start Envoy with the product's templates and wait until it is ready; yields its base URL.
+    """As `running_envoy`; yields its base URL alone."""
+    async with running_envoy(gateway=gateway, bridge=bridge, folder=folder, replacing=replacing) as running:
+        yield running.url
 
-    `replacing` shortens times in the templates for tests of what takes minutes.
+
+@contextlib.asynccontextmanager
+async def running_envoy(
+    *, gateway: str, bridge: str, folder: Path, replacing: tuple[tuple[str, str], ...] = ()
+) -> AsyncIterator[Envoy]:
+    """Start Envoy with the product's templates and wait until it is ready.
+
+    `replacing` shortens times and limits in the templates for tests of what takes minutes.
     """
-    texts = templates()
-    for old, new in replacing:
-        assert any(old in text for text in texts.values()), f"not in the templates any more: {old}"
-        texts = {name: text.replace(old, new) for name, text in texts.items()}
+    texts = replaced(templates(), replacing)
     values = EnvoyValues(
         listen="127.0.0.1:0", admin="127.0.0.1:0", gateway=gateway, bridge=bridge, access_log=str(folder / "access.log")
     )
@@ -83,11 +128,26 @@ async def envoy(
             port = await _port(client, admin_file, process)
             while not await _ready(client, f"http://127.0.0.1:{port}/readyz"):
                 await asyncio.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
+        yield Envoy(
+            url=f"http://127.0.0.1:{port}",
+            admin=_text(admin_file),
+            process=process,
+            values=values,
+            texts=texts,
+            config=config,
+        )
     finally:
         if process.returncode is None:
             process.terminate()  # writes what is left of its log
         await process.wait()
+
+
+def replaced(texts: Mapping[str, str], replacing: Iterable[tuple[str, str]]) -> Mapping[str, str]:
+    """The templates with other texts in them; each text must be there."""
+    for old, new in replacing:
+        assert any(old in text for text in texts.values()), f"not in the templates any more: {old}"
+        texts = {name: text.replace(old, new) for name, text in texts.items()}
+    return texts
 
 
 async def _port(client: httpx.AsyncClient, admin_file: Path, process: Process) -> int:

@@ -119,6 +119,7 @@ def arguments(*, config: Path, admin_file: Path, workers: int = 1) -> list[str]:
         str(DRAINING),
         "--drain-strategy",
         "immediate",  # every connection after its present answer, not at random over the time
+        "--reject-unknown-dynamic-fields",  # a misspelt limit would be no limit
         "--disable-hot-restart",  # without it two Envoys on one machine meet in shared memory
         "--log-level",
         "warning",
