@@ -43,7 +43,7 @@ from benchmarks.record import by_callers
 from tests.fakes.chat_model import END
 from whippletree.channel import connect
 from whippletree.cli import plan
-from whippletree.cli.envoy import FOLDER, render
+from whippletree.cli.envoy import render, templates, write
 from whippletree.cli.supervisor import Supervisor
 from whippletree.cli.system import Options, choose
 from whippletree.client import Model, open_client
@@ -305,9 +305,9 @@ async def serving(folder: Path, scale: float) -> AsyncIterator[Bench]:
         layout = choose(Options(model_dir=model_dir, run_dir=folder, port=0, engine_url=engine))
         await supervisor.start([plan.gateway(layout)])
         gateway = f"{plan.HOST}:{layout.ports.gateway}"
-        config = folder / "envoy.yaml"
-        config.write_text(render((FOLDER / "envoy.yaml").read_text(), plan.envoy_values(layout)))
-        await supervisor.start([plan.bridge(layout), plan.envoy(layout, config)])
+        config = plan.envoy_config(layout)
+        write(render(templates(), plan.envoy_values(layout), config), config)
+        await supervisor.start([plan.bridge(layout), plan.envoy(layout)])
         async with open_client(gateway) as client, connect(gateway) as channel:
             runs: Any = run_pb2_grpc.RunServiceStub(channel)
             for run, model, address in (("bench", "policy", engine), ("slow", "slow", slow)):
