@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
 
 from gateway_svc import prefix, requests, rollout_state, rollouts, schema
-from gateway_svc.schema import calls, events
+from gateway_svc.schema import calls, events, turns
 from gateway_svc.store import Transaction
 from gateway_svc.types import (
     Ask,
     CallHead,
     CallId,
+    Delivery,
     Event,
     Finish,
     Micros,
@@ -33,6 +34,8 @@ from gateway_svc.types import (
 from whippletree.errors import InternalError, NotFoundError
 
 _BASIC = [column for column in calls.c if column.name not in ("response", "logprobs", "suffix", "digest", "parent")]
+_BASIC.append(turns.c.lost)
+_WITH_TURN = calls.join(turns, and_(turns.c.rollout == calls.c.rollout, turns.c.sequence == calls.c.sequence), True)
 _TOKENS = [calls.c.response, calls.c.logprobs, calls.c.suffix]
 _LONGEST = (
     select(calls.c.sequence, calls.c.call_id, calls.c.length, calls.c.digest)
@@ -98,7 +101,7 @@ def record(tx: Transaction, draft: Draft) -> Event:
         response_count=sampled.count,
         parent_call_id=found.call_id if found else "",
         shared=draft.match.shared,
-        delivered=False,
+        delivery=Delivery.UNKNOWN,
         suffix=ask.prompt[4 * draft.match.shared :],
         response=sampled.response,
         logprobs=sampled.logprobs,
@@ -134,7 +137,8 @@ def replayed(connection: Connection, answer: bytes) -> Event:
 def by_sequence(connection: Connection, sequences: Sequence[int], view: View) -> dict[int, ModelCall]:
     """Calls by their sequence (at most 1,000)."""
     columns = _BASIC if view == View.BASIC else [*_BASIC, *_TOKENS]
-    rows = connection.execute(select(*columns).where(calls.c.sequence.in_(sequences))).all() if sequences else ()
+    query = select(*columns).select_from(_WITH_TURN).where(calls.c.sequence.in_(sequences))
+    rows = connection.execute(query).all() if sequences else ()
     found = {row.sequence: _call(row, view) for row in rows}
     if view == View.FULL:
         cache: dict[int, bytes] = {}
@@ -189,7 +193,7 @@ def _row(call: ModelCall) -> dict[str, Any]:
         "length": call.prompt_count + call.response_count,
         "parent_call_id": call.parent_call_id,
         "shared": call.shared,
-        "delivered": call.delivered,
+        "delivered": call.delivery == Delivery.DELIVERED,
         "head": orjson.dumps(call.head).decode(),
         "response": call.response,
         "logprobs": call.logprobs,
@@ -206,11 +210,18 @@ def _call(row: Row[Any], view: View) -> ModelCall:
         response_count=row.response_count,
         parent_call_id=row.parent_call_id,
         shared=row.shared,
-        delivered=row.delivered,
+        delivery=_delivery(delivered=row.delivered, lost=bool(row.lost)),
         suffix=row.suffix if tokens else b"",
         response=row.response if tokens else b"",
         logprobs=row.logprobs if tokens else b"",
     )
+
+
+def _delivery(*, delivered: bool, lost: bool) -> Delivery:
+    """Delivered is final; lost is what the latest request that was given the call says."""
+    if delivered:
+        return Delivery.DELIVERED
+    return Delivery.LOST if lost else Delivery.UNKNOWN
 
 
 def _head(fields: Mapping[str, Any]) -> CallHead:

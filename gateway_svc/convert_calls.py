@@ -6,7 +6,7 @@ from whippletree.v1 import event_pb2, inference_pb2, model_call_pb2
 from gateway_svc import names, retry
 from gateway_svc.convert import ROLES, duration, once, timestamp
 from gateway_svc.convert_sampling import asked_from_pb, sampling_to_pb
-from gateway_svc.types import Ask, Event, Finish, Log, Mode, ModelCall, Note, Repeat, Reward, View
+from gateway_svc.types import Ask, Delivery, Event, Finish, Log, Mode, ModelCall, Note, Repeat, Reward, View
 from whippletree.errors import InvalidFieldError
 from whippletree.tokens import unpack_floats, unpack_ids
 
@@ -15,6 +15,11 @@ FINISHES = {
     Finish.STOP: model_call_pb2.FINISH_REASON_STOP,
     Finish.LENGTH: model_call_pb2.FINISH_REASON_LENGTH,
     Finish.ABORT: model_call_pb2.FINISH_REASON_ABORT,
+}
+DELIVERIES = {
+    Delivery.UNKNOWN: model_call_pb2.DELIVERY_UNKNOWN,
+    Delivery.DELIVERED: model_call_pb2.DELIVERY_DELIVERED,
+    Delivery.LOST: model_call_pb2.DELIVERY_LOST,
 }
 DIGEST_LIMIT = 64
 KEY_LIMIT = 255
@@ -123,7 +128,8 @@ def call_to_pb(call: ModelCall, how: View) -> model_call_pb2.ModelCall:
         asked_sampling=head.asked_sampling,
         finish_reason=FINISHES[head.finish],
         matched_stop=head.matched_stop,
-        delivered=call.delivered,
+        delivered=call.delivery == Delivery.DELIVERED,
+        delivery=DELIVERIES[call.delivery],
         engine=head.engine,
         start_time=timestamp(head.start_time),
         hold_duration=duration(head.hold),

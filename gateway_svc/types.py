@@ -78,6 +78,14 @@ class Finish(StrEnum):
     ABORT = "abort"
 
 
+class Delivery(StrEnum):
+    """What became of a reply: nothing was reported yet, it was written out in full, or its harness went away before."""
+
+    UNKNOWN = "unknown"
+    DELIVERED = "delivered"
+    LOST = "lost"
+
+
 class View(StrEnum):
     """How much of a model call is read: no tokens, expanded tokens, tokens as stored."""
 
@@ -236,7 +244,7 @@ class ModelCall:
     response_count: int
     parent_call_id: str
     shared: int
-    delivered: bool
+    delivery: Delivery
     suffix: bytes = b""
     response: bytes = b""
     logprobs: bytes = b""

@@ -1,16 +1,23 @@
-"""Rollouts asked for -> finished: declares them, watches their ends, and builds samples while others still run."""
+"""Rollouts asked for -> finished: declares them, watches their ends, and builds samples while others still run.
+
+The bridge reports a delivered reply after its last byte, so the report on an agent's last call may follow the end of
+its rollout. A rollout that wants such a report is put off and read again when all others are there.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from trainer_svc import forest, ids
 from trainer_svc.config import AgentSection
 from trainer_svc.gateway import Gateway
 from trainer_svc.step import Finished
-from trainer_svc.types import Record, RolloutId, RolloutSpec, RunId, State, Status
+from trainer_svc.types import Record, RolloutId, RolloutSpec, RunId, Split, State, Status
 
 log = logging.getLogger(__name__)
+
+PAUSES = (0.1, 0.2, 0.4, 0.8, 1.5, 2.0)
+"""Seconds between two looks for reports that are missing; after the last look the calls are left out."""
 
 
 class Board:
@@ -56,8 +63,18 @@ class Board:
 class Collector:
     """Asks for rollouts of one run and brings them back finished."""
 
-    def __init__(self, gateway: Gateway, run: RunId, model: str, agent: AgentSection, board: Board) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        run: RunId,
+        model: str,
+        agent: AgentSection,
+        board: Board,
+        *,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._gateway = gateway
+        self._pause = pause
         self._run = run
         self._model = model
         self._agent = agent
@@ -67,12 +84,45 @@ class Collector:
         """Run all of `specs` to their ends; in the order given, `seen` called as each ends. AgentsFailedError."""
         declared = await self._declare(specs)
         finished: dict[RolloutId, Finished] = {}
+        undecided: list[Finished] = []
+
+        def put(done: Finished) -> None:
+            finished[done.spec.rollout_id] = done
+            seen(done)
+
         async for statuses in self._board.ended(list(declared)):
-            for status, record in zip(statuses, await self._gateway.records(statuses, self._model), strict=True):
-                done = assemble(declared[status.rollout_id], status, record)
-                finished[status.rollout_id] = done
-                seen(done)
+            for done in await self._read(declared, statuses):
+                if wants_reports(done):
+                    undecided.append(done)
+                else:
+                    put(done)
+        for done in await self._decided(declared, undecided):
+            put(done)
         return alive([finished[rollout] for rollout in declared])
+
+    async def _read(self, declared: Mapping[RolloutId, RolloutSpec], statuses: Sequence[Status]) -> list[Finished]:
+        records = await self._gateway.records(statuses, self._model)
+        return [
+            assemble(declared[status.rollout_id], status, record)
+            for status, record in zip(statuses, records, strict=True)
+        ]
+
+    async def _decided(
+        self, declared: Mapping[RolloutId, RolloutSpec], undecided: Sequence[Finished]
+    ) -> list[Finished]:
+        """These rollouts again, when every reply was reported, or after `PAUSES`: then they are as they are."""
+        found = list(undecided)
+        for pause in (0.0, *PAUSES):
+            missing = [index for index, done in enumerate(found) if wants_reports(done)]
+            if not missing:
+                return found
+            await self._pause(pause)
+            again = await self._read(declared, [found[index].status for index in missing])
+            for index, done in zip(missing, again, strict=True):
+                found[index] = done
+        for done in filter(wants_reports, found):
+            log.warning("%s: a reply was not reported as delivered, and is not trained", done.spec.rollout_id)
+        return found
 
     async def _declare(self, specs: Sequence[RolloutSpec]) -> dict[RolloutId, RolloutSpec]:
         """Ask for rollouts; one that was cancelled when an earlier driver was stopped is asked for under a new id."""
@@ -110,6 +160,13 @@ def alive(finished: list[Finished]) -> list[Finished]:
             f"what it printed is shown by `whippletree rollouts show {first.rollout_id}`"
         )
     return finished
+
+
+def wants_reports(done: Finished) -> bool:
+    """Whether a report that may still come would change its samples."""
+    return (
+        done.spec.split is Split.TRAIN and done.status.state is not State.CANCELLED and done.forest.undecided_calls > 0
+    )
 
 
 def assemble(spec: RolloutSpec, status: Status, record: Record) -> Finished:

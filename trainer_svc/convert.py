@@ -11,7 +11,20 @@ from google.protobuf.struct_pb2 import Struct
 from whippletree.v1 import event_pb2, model_call_pb2, model_pb2, rollout_pb2, run_pb2
 
 from trainer_svc.config import AgentSection
-from trainer_svc.types import Call, CallId, Finish, Record, Reward, RolloutId, RolloutSpec, RunId, Split, State, Status
+from trainer_svc.types import (
+    Call,
+    CallId,
+    Delivery,
+    Finish,
+    Record,
+    Reward,
+    RolloutId,
+    RolloutSpec,
+    RunId,
+    Split,
+    State,
+    Status,
+)
 from whippletree.tokens import unpack_floats, unpack_ids
 
 STATES: Mapping[int, State] = {
@@ -25,6 +38,10 @@ FINISHES: Mapping[int, Finish] = {
     model_call_pb2.FINISH_REASON_STOP: Finish.STOP,
     model_call_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
     model_call_pb2.FINISH_REASON_ABORT: Finish.ABORT,
+}
+DELIVERIES: Mapping[int, Delivery] = {
+    model_call_pb2.DELIVERY_DELIVERED: Delivery.DELIVERED,
+    model_call_pb2.DELIVERY_LOST: Delivery.LOST,
 }
 SPLITS: Mapping[Split, rollout_pb2.Split.ValueType] = {
     Split.TRAIN: rollout_pb2.SPLIT_TRAIN,
@@ -97,7 +114,7 @@ def expanded(
         response=response,
         logprobs=unpack_floats(message.packed.logprobs),
         finish=FINISHES.get(message.finish_reason, Finish.UNKNOWN),
-        delivered=message.delivered,
+        delivery=DELIVERIES.get(message.delivery, Delivery.UNKNOWN),
         weight_versions=tuple(span.weight_version for span in message.weight_versions),
     )
 

@@ -1,9 +1,10 @@
 """Calls of one attempt -> training samples, by exact token prefix. Pure.
 
-In: calls with full prompts. Order: leave out what is not trained; find each call's parent, the longest recorded
-`prompt + response` (of any earlier call) that its prompt starts with; one sample per call that nothing extends, made
-of its own prompt and response. Every response is trained in exactly one sample, under exactly the tokens that it was
-sampled from. Interleaved subagents, forks and compaction thus give the fewest samples that causal sequences allow.
+In: calls with full prompts. Order: leave out what is not trained, above all replies that the harness never had; find
+each call's parent, the longest recorded `prompt + response` (of any earlier call) that its prompt starts with; one
+sample per call that nothing extends, made of its own prompt and response. Every response is trained in exactly one
+sample, under exactly the tokens that it was sampled from. Interleaved subagents, forks and compaction thus give the
+fewest samples that causal sequences allow.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from trainer_svc.types import Call, Finish, RolloutId, Sample
+from trainer_svc.types import Call, Delivery, Finish, RolloutId, Sample
 from whippletree.tokens import TokenIds
 
 
@@ -22,8 +23,9 @@ class Untrained(StrEnum):
 
     EMPTY = "empty"  # no response token, or no prompt token to predict from
     LENGTHS = "lengths"  # not one log-probability per response token
-    ABORTED = "aborted"  # cut off, never delivered, never continued
-    SUPERSEDED = "superseded"  # never delivered, and its prompt was asked again
+    SUPERSEDED = "superseded"  # not delivered, and its prompt was asked again
+    LOST = "lost"  # the harness went away before it was delivered
+    UNREPORTED = "unreported"  # nobody says that it was delivered, as when a bridge was killed
 
 
 class Break(StrEnum):
@@ -45,6 +47,7 @@ class Forest:
     masked_tokens: int  # response tokens without a finite log-probability: kept as context, not trained
     truncated_calls: int  # trained calls that ended by length
     untrained: Mapping[Untrained, int]
+    undecided_calls: int  # left out for want of a report that may still come
     breaks: Mapping[Break, int]
 
     @property
@@ -52,13 +55,18 @@ class Forest:
         """Tokens with mask True in all samples."""
         return sum(sample.trained_count for sample in self.samples)
 
+    @property
+    def undelivered_calls(self) -> int:
+        """Calls that are left out because their harness never had the reply, as far as anybody can tell."""
+        return sum(self.untrained.get(why, 0) for why in (Untrained.SUPERSEDED, Untrained.LOST, Untrained.UNREPORTED))
+
 
 def grow(rollout_id: RolloutId, calls: Sequence[Call]) -> Forest:
     """The samples of `calls`, which belong to one attempt and one model, in any order."""
     ordered = sorted(calls, key=lambda call: call.sequence)
     malformed = {call.call_id: reason for call in ordered if (reason := _malformed(call)) is not None}
     sound = [call for call in ordered if call.call_id not in malformed]
-    dropped = _dropped(sound, _parents(sound))
+    dropped = _undelivered(sound, _parents(sound))
     trained = [call for index, call in enumerate(sound) if index not in dropped]
     parents = _parents(trained)
     samples = _samples(rollout_id, trained, parents)
@@ -69,6 +77,7 @@ def grow(rollout_id: RolloutId, calls: Sequence[Call]) -> Forest:
         masked_tokens=sum(int(np.count_nonzero(~np.isfinite(call.logprobs))) for call in trained),
         truncated_calls=sum(call.finish is Finish.LENGTH for call in trained),
         untrained=Counter([*malformed.values(), *dropped.values()]),
+        undecided_calls=sum(sound[index].delivery is Delivery.UNKNOWN for index in dropped),
         breaks=_breaks(trained, parents),
     )
 
@@ -93,18 +102,18 @@ def _parents(calls: Sequence[Call]) -> list[int | None]:
     return parents
 
 
-def _dropped(calls: Sequence[Call], parents: Sequence[int | None]) -> dict[int, Untrained]:
-    """Calls whose reply the harness never used. One that a later prompt continues was used, whatever was marked."""
+def _undelivered(calls: Sequence[Call], parents: Sequence[int | None]) -> dict[int, Untrained]:
+    """Calls whose reply the harness never had. A later prompt that continues one proves it, whatever was reported."""
     continued = set(parents)
     last_asked = {call.prompt.tobytes(): index for index, call in enumerate(calls)}
     dropped: dict[int, Untrained] = {}
     for index, call in enumerate(calls):
-        if call.delivered or index in continued:
+        if call.delivery is Delivery.DELIVERED or index in continued:
             continue
         if last_asked[call.prompt.tobytes()] > index:
             dropped[index] = Untrained.SUPERSEDED
-        elif call.finish is Finish.ABORT:
-            dropped[index] = Untrained.ABORTED
+        else:
+            dropped[index] = Untrained.LOST if call.delivery is Delivery.LOST else Untrained.UNREPORTED
     return dropped
 
 

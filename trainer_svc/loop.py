@@ -187,6 +187,7 @@ class Loop:
             samples=old.samples + int(values["samples"]),
             trained_tokens=old.trained_tokens + int(values.get("trained_tokens", 0)),
             recorded_tokens=old.recorded_tokens + int(values.get("recorded_tokens", 0)),
+            undelivered_calls=old.undelivered_calls + int(values.get("undelivered_calls", 0)),
         )
 
     async def _publish(self) -> None:

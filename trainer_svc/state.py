@@ -20,6 +20,7 @@ class DriverState:
     samples: int = 0  # made of them
     trained_tokens: int = 0  # trained response tokens of them
     recorded_tokens: int = 0  # recorded response tokens of them
+    undelivered_calls: int = 0  # of them, left out because the harness never had the reply
     seconds: float = 0.0  # that the run has taken
     accuracy_before: float | None = None  # held out, before the first step
 

@@ -102,6 +102,7 @@ def figures(finished: Sequence[Finished], kept: Sequence[Kept]) -> Metrics:
             trained_tokens=Sum(forest.trained_tokens),
             masked_tokens=Sum(forest.masked_tokens),
             truncated_calls=Sum(forest.truncated_calls),
+            undelivered_calls=Sum(forest.undelivered_calls),
             zero_advantage_samples=Sum(0 if item.advantage else len(forest.samples)),
         )
         metrics.add(**{f"break_{cause}": Sum(count) for cause, count in forest.breaks.items()})

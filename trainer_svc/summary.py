@@ -21,6 +21,7 @@ class Summary:
     samples_per_rollout: float
     trained_tokens: int
     recorded_tokens: int
+    undelivered_calls: int
     weight_version: str
     seconds: float
 
@@ -39,6 +40,7 @@ def summarise(
         samples_per_rollout=round(state.samples / state.rollouts, 4) if state.rollouts else 0.0,
         trained_tokens=state.trained_tokens,
         recorded_tokens=state.recorded_tokens,
+        undelivered_calls=state.undelivered_calls,
         weight_version=weight_version,
         seconds=round(state.seconds, 1),
     )

@@ -54,6 +54,14 @@ class Finish(StrEnum):
     ABORT = "abort"
 
 
+class Delivery(StrEnum):
+    """What became of a reply, as the bridge reported."""
+
+    UNKNOWN = "unknown"  # nothing was reported (yet)
+    DELIVERED = "delivered"  # it reached the harness in full
+    LOST = "lost"  # the harness went away before
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
     """One recorded model call, its prompt in full."""
@@ -65,7 +73,7 @@ class Call:
     response: TokenIds  # [R]
     logprobs: Floats  # [R], natural logarithm, as sampled
     finish: Finish
-    delivered: bool  # the reply reached the harness in full
+    delivery: Delivery
     weight_versions: tuple[str, ...]  # of its spans, in order
 
 

@@ -104,7 +104,8 @@ class Call:
     weight_versions: tuple[str, ...]
     """In order of use."""
     finish_reason: str
-    delivered: bool
+    delivery: str
+    """`delivered`, `lost`, or `unknown`: nothing was reported (yet)."""
     parent_call_id: str
     shared_token_count: int
     engine_seconds: float
@@ -370,7 +371,7 @@ def _model_call(item: model_call_pb2.ModelCall, sequences: dict[str, TokenIds]) 
         response_logprobs=tuple(unpack_floats(item.packed.logprobs).tolist()),
         weight_versions=tuple(span.weight_version for span in item.weight_versions),
         finish_reason=_word(model_call_pb2.FinishReason, item.finish_reason),
-        delivered=item.delivered,
+        delivery=_word(model_call_pb2.Delivery, item.delivery),
         parent_call_id=item.parent_call_id,
         shared_token_count=item.shared_token_count,
         engine_seconds=item.engine_duration.ToNanoseconds() / 1e9,

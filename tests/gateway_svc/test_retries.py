@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from whippletree.v1 import inference_pb2, rollout_pb2
+from whippletree.v1 import event_pb2, inference_pb2, model_call_pb2, rollout_pb2
 
 from gateway_svc.settings import GatewaySettings
 from tests.fakes.engine import FakeEngine, Reply
@@ -103,6 +103,28 @@ async def test_a_lost_reply_is_replayed_once_and_then_siblings_follow(ready: Run
     await delivered(ready, first)
     await lost(ready, "r5")
     assert await ask(ready, "r6") != first, "delivered is delivered"
+
+
+async def test_the_record_says_what_became_of_a_reply(ready: RunningGateway) -> None:
+    async def said() -> int:
+        ((event,), (packed_event,)) = [
+            await ready.list_events("a", view) for view in (event_pb2.EVENT_VIEW_BASIC, event_pb2.EVENT_VIEW_PACKED)
+        ]
+        assert event.model_call.delivery == packed_event.model_call.delivery
+        assert event.model_call.delivered == (event.model_call.delivery == model_call_pb2.DELIVERY_DELIVERED)
+        return event.model_call.delivery
+
+    first = await ask(ready, "r1")
+    assert await said() == model_call_pb2.DELIVERY_UNKNOWN
+    await lost(ready, "r1")
+    assert await said() == model_call_pb2.DELIVERY_LOST
+    assert await ask(ready, "r2") == first
+    assert await said() == model_call_pb2.DELIVERY_UNKNOWN, "a retry has it"
+    await lost(ready, "r1")
+    assert await said() == model_call_pb2.DELIVERY_UNKNOWN, "a report that comes late is not about the retry"
+    await delivered(ready, first)
+    await lost(ready, "r2")
+    assert await said() == model_call_pb2.DELIVERY_DELIVERED
 
 
 async def test_two_requests_for_one_lost_reply_are_a_retry_and_a_sibling(ready: RunningGateway) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer_svc.types import Call, CallId, Finish, RolloutId, Sample
+from trainer_svc.types import Call, CallId, Delivery, Finish, RolloutId, Sample
 
 ROLLOUT = RolloutId("r-1")
 
@@ -15,7 +15,7 @@ def call(
     response: Sequence[int],
     *,
     logprobs: Sequence[float] | None = None,
-    delivered: bool = True,
+    delivery: Delivery = Delivery.DELIVERED,
     finish: Finish = Finish.STOP,
 ) -> Call:
     """A call whose log-probabilities default to -sequence."""
@@ -28,7 +28,7 @@ def call(
         response=np.asarray(response, np.int32),
         logprobs=np.asarray(values, np.float32),
         finish=finish,
-        delivered=delivered,
+        delivery=delivery,
         weight_versions=("v0",),
     )
 

@@ -7,7 +7,7 @@ from whippletree.v1 import event_pb2, model_call_pb2, rollout_pb2
 
 from trainer_svc.config import AgentSection
 from trainer_svc.convert import BrokenRecordError, create_request, record, status
-from trainer_svc.types import Finish, GroupId, RolloutId, RolloutSpec, RunId, Split, State
+from trainer_svc.types import Delivery, Finish, GroupId, RolloutId, RolloutSpec, RunId, Split, State
 from whippletree.tokens import pack_floats, pack_ids
 
 ROLLOUT = RolloutId("r-1")
@@ -23,6 +23,7 @@ def event(
     shared: int = 0,
     attempt: int = 1,
     model: str = "policy",
+    delivery: model_call_pb2.Delivery.ValueType = model_call_pb2.DELIVERY_DELIVERED,
 ) -> event_pb2.Event:
     """A packed call."""
     call = model_call_pb2.ModelCall(
@@ -33,7 +34,7 @@ def event(
         parent_call_id=parent,
         shared_token_count=shared,
         finish_reason=model_call_pb2.FINISH_REASON_LENGTH,
-        delivered=True,
+        delivery=delivery,
         packed=model_call_pb2.PackedTokens(
             prompt_suffix=pack_ids(suffix), response=pack_ids(response), logprobs=pack_floats([-0.5] * len(response))
         ),
@@ -57,7 +58,11 @@ def test_prompts_that_extend_others_are_put_together_again() -> None:
     calls = record(ROLLOUT, 1, events, "policy").calls
     assert [call.prompt.tolist() for call in calls] == [[1, 2], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9]]
     assert [call.response.tolist() for call in calls] == [[3, 4], [6], [8], [9]]
-    assert (calls[0].finish, calls[0].delivered, calls[0].weight_versions) == (Finish.LENGTH, True, ("v1",))
+    assert (calls[0].finish, calls[0].delivery, calls[0].weight_versions) == (
+        Finish.LENGTH,
+        Delivery.DELIVERED,
+        ("v1",),
+    )
 
 
 def test_only_the_attempt_that_ended_the_rollout_counts_and_only_the_policys_calls() -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from tests.trainer_svc.builders import ROLLOUT, call
 from trainer_svc.forest import Break, Untrained, grow
-from trainer_svc.types import Call, Finish
+from trainer_svc.types import Call, Delivery, Finish
 
 A1, A2, A3 = call(1, [1, 2], [3]), call(3, [1, 2, 3, 4], [5]), call(5, [1, 2, 3, 4, 5, 6], [7])
+LOST, UNKNOWN = Delivery.LOST, Delivery.UNKNOWN
 B1, B2 = call(2, [1, 9], [8]), call(4, [1, 9, 8, 4], [5])
 
 # name, calls, (tokens of each sample with trained ones negative), breaks
@@ -98,23 +99,46 @@ def test_log_probabilities_stand_at_their_tokens_and_are_zero_elsewhere() -> Non
 UNTRAINED = [
     (
         "a lost reply whose prompt was asked again",
-        [call(1, [1, 2], [3], delivered=False), call(2, [1, 2], [4]), call(3, [1, 2, 4, 5], [6])],
+        [call(1, [1, 2], [3], delivery=LOST), call(2, [1, 2], [4]), call(3, [1, 2, 4, 5], [6])],
         {Untrained.SUPERSEDED: 1},
         2,
     ),
-    ("a lost reply that nothing followed is trained", [call(1, [1, 2], [3], delivered=False)], {}, 1),
+    (
+        "a lost last reply",
+        [A1, call(2, [1, 2, 3, 4], [5, 6], delivery=LOST)],
+        {Untrained.LOST: 1},
+        1,
+    ),
+    (
+        "a last reply of which nothing was reported",
+        [A1, call(2, [1, 2, 3, 4], [5, 6], delivery=UNKNOWN)],
+        {Untrained.UNREPORTED: 1},
+        1,
+    ),
+    (
+        "a reply of which nothing was reported, asked again",
+        [call(1, [1, 2], [3], delivery=UNKNOWN), call(2, [1, 2], [4])],
+        {Untrained.SUPERSEDED: 1},
+        1,
+    ),
+    (
+        "a reply of which nothing was reported, but that a lost call's prompt holds, was seen",
+        [call(1, [1, 2], [3], delivery=UNKNOWN), call(2, [1, 2, 3, 4], [5], delivery=LOST)],
+        {Untrained.LOST: 1},
+        1,
+    ),
     (
         "a lost reply that a later prompt holds was seen",
-        [call(1, [1, 2], [3], delivered=False), call(2, [1, 2], [4]), call(3, [1, 2, 3, 5], [6])],
+        [call(1, [1, 2], [3], delivery=LOST), call(2, [1, 2], [4]), call(3, [1, 2, 3, 5], [6])],
         {},
         3,
     ),
     (
         "of three lost tries the continued one remains",
         [
-            call(1, [1, 2], [3], delivered=False),
-            call(2, [1, 2], [4], delivered=False),
-            call(3, [1, 2], [5], delivered=False),
+            call(1, [1, 2], [3], delivery=LOST),
+            call(2, [1, 2], [4], delivery=LOST),
+            call(3, [1, 2], [5], delivery=LOST),
             call(4, [1, 2, 5, 6], [7]),
         ],
         {Untrained.SUPERSEDED: 2},
@@ -129,8 +153,8 @@ UNTRAINED = [
     ("aborted before the first token", [call(1, [1, 2], [], finish=Finish.ABORT)], {Untrained.EMPTY: 1}, 0),
     (
         "aborted in the middle and never delivered",
-        [call(1, [1, 2], [3], finish=Finish.ABORT, delivered=False)],
-        {Untrained.ABORTED: 1},
+        [call(1, [1, 2], [3], finish=Finish.ABORT, delivery=LOST)],
+        {Untrained.LOST: 1},
         0,
     ),
     (
@@ -151,6 +175,19 @@ def test_replies_that_were_never_used_are_left_out(
     forest = grow(ROLLOUT, calls)
     assert forest.untrained == untrained
     assert forest.trained_tokens == tokens
+
+
+def test_calls_left_out_for_want_of_delivery_are_counted_and_those_that_may_still_be_reported() -> None:
+    forest = grow(
+        ROLLOUT,
+        [
+            call(1, [1, 2], [3], delivery=UNKNOWN),  # continued: trained
+            call(2, [1, 2, 3, 4], [5], delivery=UNKNOWN),  # asked again
+            call(3, [1, 2, 3, 4], [6], delivery=LOST),
+            call(4, [7], [], delivery=UNKNOWN),  # empty
+        ],
+    )
+    assert (forest.undelivered_calls, forest.undecided_calls, forest.trained_tokens) == (2, 1, 1)
 
 
 def test_a_token_without_finite_log_probability_is_context_only() -> None:

@@ -20,6 +20,8 @@ from whippletree.cli.system import Options, choose
 from whippletree.cli.text import Decoder, load_decoder, one_line
 from whippletree.client import Call, Client, Complete, Deleted, Event, Rollout, open_client
 
+DELIVERIES = {"unknown": "delivery not reported", "lost": "lost before it was delivered"}
+"""In words, where the record's own is not enough."""
 app = typer.Typer(
     help="Look at rollouts: what was asked, what the model said token by token, what it earned.", no_args_is_help=True
 )
@@ -186,7 +188,7 @@ def _print_call(head: str, call: Call, decoder: Decoder | None, *, tokens: bool)
         f"{call.prompt_token_count} + {call.response_token_count} tokens",
         f"weights {', '.join(call.weight_versions) or 'unknown'}",
         call.finish_reason,
-        "delivered" if call.delivered else "not delivered",
+        DELIVERIES.get(call.delivery, call.delivery),
         f"{call.engine_seconds:.2f} s",
     )
     who = f" of {call.model} ({call.role})" if call.role != "policy" else ""
