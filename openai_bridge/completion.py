@@ -79,7 +79,7 @@ class Completions:
     ) -> tuple[Completion, list[str]]:
         model = await self.models.find(caller.rollout, request.model)
         tokenizer = await self.tokenizers.of(model)
-        prompt = await to_prompt(tokenizer, request)
+        prompt = await to_prompt(tokenizer, request, context_length=model.context_length)
         asks = [
             Ask(
                 caller=caller,

@@ -92,5 +92,6 @@ def model(message: model_pb2.Model) -> Model:
     return Model(
         name=message.name.removeprefix("models/"),
         tokenizer_path=message.tokenizer_path,
+        context_length=message.context_length,
         created=message.create_time.seconds,
     )

@@ -8,24 +8,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer as FastTokenizer
 
-from openai_bridge.template import ChatTemplate
+from openai_bridge.bounds import bound
+from openai_bridge.pieces import Pieces, most_frequent, safe_marks
+from openai_bridge.template import FAILURES, ChatTemplate
 from whippletree.tokens import TokenIds
 
+KEPT = 256 << 20
+"""Bytes of texts and their tokens that are kept of one model."""
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
     """One model's tokenizer. Special tokens in text are special, and none is added: templates write their own."""
 
-    def __init__(self, fast: FastTokenizer, *, templates: Mapping[str, ChatTemplate], end_ids: frozenset[int]) -> None:
+    def __init__(
+        self, fast: FastTokenizer, *, templates: Mapping[str, ChatTemplate], end_ids: frozenset[int], kept: int = KEPT
+    ) -> None:
+        """`kept`: see KEPT."""
         fast.no_padding()
         fast.no_truncation()
         self._fast = fast
         self._templates = templates
         self.end_ids = end_ids
+        self.pieces = Pieces(fast, mark=message_mark(fast, templates["default"]), limit=kept)
+        self.bound = bound(fast)
 
     def template(self, *, with_tools: bool) -> ChatTemplate:
         """The template; some models have one of their own for tools."""
@@ -33,8 +41,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> TokenIds:
         """Text -> [P] ids."""
-        encoding = self._fast.encode_batch_fast([text], add_special_tokens=False)[0]
-        return np.asarray(encoding.ids, dtype=np.int32)
+        looked = self.pieces.look(text)
+        return self.pieces.join(looked, self.pieces.encode(looked.missing))
 
     def decode(self, ids: TokenIds) -> str:
         """[R] ids -> text without the end tokens at its end; every other special token stays visible."""
@@ -62,6 +70,16 @@ def load(folder: Path) -> Tokenizer:
     if "default" not in templates:
         raise ValueError(f"no chat template in {folder}")
     return Tokenizer(fast, templates=templates, end_ids=_end_ids(folder, fast, special))
+
+
+def message_mark(fast: FastTokenizer, template: ChatTemplate) -> str | None:
+    """The token that begins every message, where texts may be cut; None where there is none."""
+    turns = [{"role": role, "content": "probe"} for role in ("user", "assistant") * 2]
+    try:
+        text = template.render([*turns, {"role": "user", "content": "probe"}])
+    except FAILURES:
+        return None
+    return most_frequent(safe_marks(list(fast.get_added_tokens_decoder().values())), text)
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -5,16 +5,18 @@ import logging
 from collections import OrderedDict
 from pathlib import Path
 
+from openai_bridge.pieces import Pieces
 from openai_bridge.render import render
 from openai_bridge.tokenizer import Tokenizer, load
 from openai_bridge.types import ChatRequest, Model, Prompt
-from whippletree.errors import InternalError
+from whippletree.errors import ContextLengthExceededError, InternalError
+from whippletree.tokens import TokenIds
 
 log = logging.getLogger(__name__)
 KEPT = 8
 """Tokenizers in memory at most."""
-LONG = 32_768
-"""Characters from which a prompt is tokenized in a thread: shorter ones take less than the thread's hop."""
+LONG = 8_192
+"""Characters from which text is tokenized in a thread: some milliseconds, for which other calls would have to wait."""
 
 
 class Tokenizers:
@@ -40,9 +42,31 @@ class Tokenizers:
             raise InternalError("the model's tokenizer cannot be loaded") from error
 
 
-async def to_prompt(tokenizer: Tokenizer, request: ChatRequest) -> Prompt:
-    """Messages -> prompt. InvalidFieldError where the template refuses them."""
+async def to_prompt(tokenizer: Tokenizer, request: ChatRequest, *, context_length: int) -> Prompt:
+    """Messages -> prompt. InvalidFieldError where the template refuses them, ContextLengthExceededError where they are
+    hopelessly long."""
     template = tokenizer.template(with_tools=bool(request.tools))
     text = render(template, request)
-    ids = await asyncio.to_thread(tokenizer.encode, text) if len(text) > LONG else tokenizer.encode(text)
-    return Prompt(ids=ids, in_reasoning=text.rstrip().endswith("<think>"))
+    check_length(tokenizer, text, context_length)
+    return Prompt(ids=await _tokenized(tokenizer.pieces, text), in_reasoning=text.rstrip().endswith("<think>"))
+
+
+def check_length(tokenizer: Tokenizer, text: str, context_length: int) -> None:
+    """Raise ContextLengthExceededError where a text cannot fit, whatever its tokens are. Costs nothing where it can."""
+    bound = tokenizer.bound
+    if bound is None or not bound.may_exceed(text, context_length):
+        return
+    if (least := bound.least(text)) > context_length:
+        raise ContextLengthExceededError(
+            f"the prompt has at least {least} tokens, more than the model's context of {context_length}",
+            prompt_tokens=f"at least {least}",
+            context_length=context_length,
+        )
+
+
+async def _tokenized(pieces: Pieces, text: str) -> TokenIds:
+    looked = pieces.look(text)
+    long = looked.length > LONG
+    return pieces.join(
+        looked, await asyncio.to_thread(pieces.encode, looked.missing) if long else pieces.encode(looked.missing)
+    )

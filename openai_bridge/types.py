@@ -116,6 +116,8 @@ class Model:
     name: str
     """Bare id."""
     tokenizer_path: str
+    context_length: int
+    """Tokens of prompt and response together."""
     created: int
     """Unix time, seconds."""
 

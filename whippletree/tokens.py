@@ -13,6 +13,8 @@ Floats = npt.NDArray[np.float32]
 
 def pack_ids(ids: Sequence[int] | TokenIds) -> bytes:
     """[T] ids -> 4 T bytes. ValueError where an id does not fit int32."""
+    if isinstance(ids, np.ndarray) and ids.dtype == np.int32:
+        return ids.astype("<i4", copy=False).tobytes()
     array = np.asarray(ids, dtype=np.int64)
     if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
         raise ValueError("token id outside int32")

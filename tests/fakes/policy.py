@@ -129,7 +129,10 @@ class _Models(model_pb2_grpc.ModelServiceServicer):
         roles["judge"] = model_pb2.MODEL_ROLE_AUXILIARY
         path = str(self._policy.tokenizer_path)
         return model_pb2.ListModelsResponse(
-            models=[model_pb2.Model(name=f"models/{name}", role=roles[name], tokenizer_path=path) for name in roles]
+            models=[
+                model_pb2.Model(name=f"models/{name}", role=roles[name], tokenizer_path=path, context_length=32_768)
+                for name in roles
+            ]
         )
 
 

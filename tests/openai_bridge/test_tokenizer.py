@@ -66,7 +66,7 @@ async def bridge_ids(
 ) -> list[int]:
     body = {"model": "m", "messages": messages, "tools": tools, "chat_template_kwargs": variables}
     request = parse(json.dumps(body).encode(), Limits())
-    prompt = await to_prompt(tokenizer, request)
+    prompt = await to_prompt(tokenizer, request, context_length=100_000)
     ids: list[int] = prompt.ids.tolist()
     return ids
 
