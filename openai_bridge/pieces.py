@@ -114,7 +114,7 @@ def safe_marks(added: Sequence[AddedToken]) -> list[str]:
         for token in verbatim
         if not (token.single_word or token.lstrip or token.rstrip)
         and not any(map(str.isspace, token.content))
-        and not (token.content[0].isalnum() or token.content[0] == "_")
+        and not (token.content[:1].isalnum() or token.content[:1] in ("_", ""))
         and not any(hides(other.content, token.content) for other in verbatim)
     ]
 

@@ -143,7 +143,7 @@ def test_tokens_that_depend_on_what_stands_next_to_them_are_not_safe() -> None:
         AddedToken("<right>", rstrip=True, normalized=False),
         AddedToken("<word>", single_word=True, normalized=False),
         AddedToken("<sp ace>", normalized=False),
-        AddedToken("<ab<", normalized=False),
+        AddedToken("(ab(", normalized=False),
         AddedToken("word>", normalized=False),
     ]
     assert safe_marks(tokens) == ["<ok>"]
