@@ -41,10 +41,17 @@ async def call(attempt: Callable[[], Awaitable[T]], *, patience: float, clock: C
     deadline, pause = now() + patience, 0.05
     while True:
         try:
-            return await attempt()
-        except grpc.aio.AioRpcError as error:
-            known = errors.from_rpc_error(error)
-            if known.code != grpc.StatusCode.UNAVAILABLE or now() + pause > deadline:
-                raise known from error
+            return await _try(attempt)
+        except errors.WhippletreeError as error:
+            if error.code != grpc.StatusCode.UNAVAILABLE or now() + pause > deadline:
+                raise
         await asyncio.sleep(pause * (0.5 + random.random() / 2))  # spread the callers
         pause = min(2 * pause, 2.0)
+
+
+async def _try(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Raises WhippletreeError; within one process (`local.py`) it is raised already."""
+    try:
+        return await attempt()
+    except grpc.aio.AioRpcError as error:
+        raise errors.from_rpc_error(error) from error

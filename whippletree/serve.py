@@ -111,14 +111,17 @@ def _check_decoded(request: Any) -> None:
         raise InvalidFieldError("the request cannot be decoded: text that is not UTF-8, or nesting that is too deep")
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, name: str) -> None:
-    """End a call with its error's status; what is unforeseen goes to the log and is told as INTERNAL."""
+def known(error: Exception, name: str) -> WhippletreeError:
+    """What the caller of the method `name` is told; what is unforeseen goes to the log and is told as INTERNAL."""
     if isinstance(error, WhippletreeError):
-        known = error
-    else:
-        log.error("unforeseen failure in %s", name, exc_info=error)
-        known = InternalError("internal error")
-    await context.abort_with_status(rpc_status.to_status(known.to_status()))
+        return error
+    log.error("unforeseen failure in %s", name, exc_info=error)
+    return InternalError("internal error")
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, name: str) -> None:
+    """End a call with its error's status."""
+    await context.abort_with_status(rpc_status.to_status(known(error, name).to_status()))
 
 
 def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:

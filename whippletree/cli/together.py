@@ -1,0 +1,99 @@
+"""Gateway and bridge in one process, on one port: what a call costs between them is a function call.
+
+Run: `python -m whippletree.cli.together --listen 127.0.0.1:0 --gateway.store.path record.db --bridge.grace 4`.
+Settings are those of the two services, by their own prefixes in the environment (GATEWAY_, BRIDGE_), as arguments with
+`--gateway.` or `--bridge.` before them (`--gateway.config FILE` for a TOML file); `--listen` and `--log_level` hold for
+both. Prints its address, serves until a signal.
+
+Order of a stop: the bridge's answers end, then what the gateway holds; deliveries are reported; the store is closed.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from gateway_svc import server as gateway_server
+from gateway_svc.settings import GatewaySettings
+from openai_bridge import server as bridge_server
+from openai_bridge.settings import BridgeSettings
+from whippletree import log
+from whippletree.contract import public_services
+from whippletree.local import LocalChannel
+from whippletree.serve import listening, until_signal
+from whippletree.settings import load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of both."""
+
+    gateway: GatewaySettings
+    """Its `listen` and `log_level` are those of the process."""
+    bridge: BridgeSettings
+
+
+def settings_of(arguments: Sequence[str]) -> Settings:
+    """Settings from the arguments and the environment; exits with 2 and names what does not fit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port to serve on; port 0 = any free one")
+    parser.add_argument("--log_level", default="INFO", help="lowest level that is logged")
+    common, rest = parser.parse_known_args(arguments)
+    given: dict[str, list[str]] = {name: ["--listen", common.listen] for name in ("gateway", "bridge")}
+    given["gateway"] += ["--log_level", common.log_level]
+    service = ""
+    for argument in rest:
+        prefix, dot, key = argument.partition(".")
+        if dot and prefix in ("--gateway", "--bridge"):
+            service = prefix.removeprefix("--")
+            given[service].append(f"--{key}")
+        elif service and not argument.startswith("--"):
+            given[service].append(argument)
+        else:
+            parser.error(f"{argument}: settings begin with --gateway. or --bridge.")
+    return Settings(gateway=load(GatewaySettings, given["gateway"]), bridge=load(BridgeSettings, given["bridge"]))
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[int]:
+    """Both, while the block runs; yields their port. OSError where port or store is in use."""
+    async with (
+        gateway_server.offering(settings.gateway) as gateway,
+        bridge_server.offering(settings.bridge, LocalChannel.to(gateway.services)) as bridge,
+    ):
+
+        async def drain() -> None:
+            await bridge.drain()
+            await gateway.drain()
+
+        async with listening(
+            [*gateway.services, *bridge.services],
+            settings.gateway.listen,
+            grace=settings.gateway.grace,
+            drain=drain,
+            reflected=public_services(),
+            checks=gateway.checks,
+        ) as port:
+            yield port
+
+
+async def main(settings: Settings) -> None:
+    """Serve."""
+    async with serving(settings) as port:
+        print(f"listening on {settings.gateway.listen.rpartition(':')[0]}:{port}", flush=True)
+        await until_signal()
+
+
+if __name__ == "__main__":
+    chosen = settings_of(sys.argv[1:])
+    log.configure(chosen.gateway.log_level)
+    for part in (chosen.gateway, chosen.bridge):
+        logging.getLogger(__name__).info("settings %s", part.model_dump_json())
+    try:
+        asyncio.run(main(chosen))
+    except OSError as error:
+        print(f"together: {error}", file=sys.stderr)
+        sys.exit(1)
