@@ -93,7 +93,7 @@ class Chaos:
         self.supervisor.after_restart("engine", self.register)
         config = plan.envoy_config(self.layout)
         write(render(templates(), plan.envoy_values(self.layout), config), config)
-        await self.supervisor.start([plan.bridge(self.layout), plan.envoy(self.layout)])
+        await self.supervisor.start([*plan.bridges(self.layout), plan.envoy(self.layout)])
         await self.supervisor.start([plan.controller(self.layout)])
 
     def engine_part(self) -> Part:

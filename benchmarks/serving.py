@@ -307,7 +307,7 @@ async def serving(folder: Path, scale: float) -> AsyncIterator[Bench]:
         gateway = f"{plan.HOST}:{layout.ports.gateway}"
         config = plan.envoy_config(layout)
         write(render(templates(), plan.envoy_values(layout), config), config)
-        await supervisor.start([plan.bridge(layout), plan.envoy(layout)])
+        await supervisor.start([*plan.bridges(layout), plan.envoy(layout)])
         async with open_client(gateway) as client, connect(gateway) as channel:
             runs: Any = run_pb2_grpc.RunServiceStub(channel)
             for run, model, address in (("bench", "policy", engine), ("slow", "slow", slow)):

@@ -13,8 +13,10 @@ from whippletree.v1 import bridge_pb2, bridge_pb2_grpc
 from openai_bridge import server
 from openai_bridge.settings import BridgeSettings
 from tests.fakes.chat_model import END, tokenizer, write_chat_model
-from tests.fakes.policy import FakePolicy, Request, Sampled, serving
+from tests.fakes.policy import FakePolicy, Request, Sampled, services_of, serving
 from whippletree.channel import connect
+from whippletree.local import LocalChannel
+from whippletree.serve import listening
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 TEXT = tokenizer()
@@ -58,16 +60,36 @@ class Bridge:
 
 @asynccontextmanager
 async def bridge(
-    folder: Path, reply: Callable[[Request], Coroutine[Any, Any, Sampled]] = says_hi, **settings: Any
+    folder: Path,
+    reply: Callable[[Request], Coroutine[Any, Any, Sampled]] = says_hi,
+    *,
+    local: bool = False,
+    **settings: Any,
 ) -> AsyncIterator[Bridge]:
-    """A bridge of this process with a script and settings; `folder` takes the model."""
+    """A bridge of this process with a script and settings; `folder` takes the model.
+
+    `local` = it reaches the gateway's servicers as where both are one process.
+    """
     policy = FakePolicy(tokenizer_path=write_chat_model(folder / "model"), reply=reply)
     async with (
         serving(policy) as gateway,
-        server.serving(BridgeSettings(gateway=gateway, insecure_dev=True, **settings)) as port,
+        _served(BridgeSettings(gateway=gateway, insecure_dev=True, **settings), policy if local else None) as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
         yield Bridge(policy=policy, gateway=gateway, address=f"127.0.0.1:{port}", stub=stub(channel))
+
+
+@asynccontextmanager
+async def _served(settings: BridgeSettings, policy: FakePolicy | None) -> AsyncIterator[int]:
+    if policy is None:
+        async with server.serving(settings) as port:
+            yield port
+        return
+    async with (
+        server.offering(settings, LocalChannel.to(services_of(policy))) as offer,
+        listening(offer.services, settings.listen, drain=offer.drain) as port,
+    ):
+        yield port
 
 
 def stub(channel: grpc.aio.Channel) -> "bridge_pb2_grpc.OpenAIBridgeServiceAsyncStub":

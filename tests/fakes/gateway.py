@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -167,15 +167,21 @@ def record_of(folder: Path) -> Path | str:
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(folder: Path, **changes: object) -> AsyncIterator[RunningGateway]:
+async def running_gateway(
+    folder: Path,
+    *,
+    start: Callable[[GatewaySettings], contextlib.AbstractAsyncContextManager[int]] = serving,
+    **changes: object,
+) -> AsyncIterator[RunningGateway]:
     """A gateway in this process, on a store in `folder`; `changes` are fields of GatewaySettings.
 
+    `start` serves it, alone or together with a bridge, and yields its port.
     At the end the gateway stops before the channel is closed, so that calls in flight see how a stop looks.
     """
     where = record_of(folder)
     store = StoreSettings.model_validate({"path" if isinstance(where, Path) else "url": where, "synchronous": "NORMAL"})
     settings = GatewaySettings(store=store, grace=0.5, watch_quiet=0.2, insecure_dev=True).model_copy(update=changes)
-    async with contextlib.AsyncExitStack() as after, serving(settings) as port:
+    async with contextlib.AsyncExitStack() as after, start(settings) as port:
         channel = await after.enter_async_context(connect(f"127.0.0.1:{port}"))
         yield RunningGateway(address=f"127.0.0.1:{port}", channel=channel)
 

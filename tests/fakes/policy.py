@@ -136,9 +136,8 @@ class _Models(model_pb2_grpc.ModelServiceServicer):
         )
 
 
-@contextlib.asynccontextmanager
-async def serving(policy: FakePolicy, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    """Serve it; yields `host:port`."""
+def services_of(policy: FakePolicy) -> list[Service]:
+    """What a server, or a local channel, is made with."""
     rollouts, runs, models = _Rollouts(), _Runs(), _Models(policy)  # type: ignore[abstract]  # only what is asked
     adders: list[tuple[str, Callable[[grpc.aio.Server], None]]] = [
         (
@@ -149,6 +148,11 @@ async def serving(policy: FakePolicy, address: str = "127.0.0.1:0") -> AsyncIter
         ("RunService", lambda server: run_pb2_grpc.add_RunServiceServicer_to_server(runs, server)),
         ("ModelService", lambda server: model_pb2_grpc.add_ModelServiceServicer_to_server(models, server)),
     ]
-    services = [Service(full_name=f"whippletree.v1.{name}", register=register) for name, register in adders]
-    async with listening(services, address, grace=0) as port:
+    return [Service(full_name=f"whippletree.v1.{name}", register=register) for name, register in adders]
+
+
+@contextlib.asynccontextmanager
+async def serving(policy: FakePolicy, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """Serve it; yields `host:port`."""
+    async with listening(services_of(policy), address, grace=0) as port:
         yield f"127.0.0.1:{port}"

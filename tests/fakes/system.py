@@ -3,14 +3,18 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from openai_bridge import server
+from gateway_svc import server as gateway_server
+from gateway_svc.settings import GatewaySettings
+from openai_bridge import server as bridge_server
 from openai_bridge.settings import BridgeSettings
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import RunningGateway, running_gateway
 from tests.fakes.stack import envoy
+from whippletree.cli import together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +36,32 @@ class System:
 
 
 @contextlib.asynccontextmanager
-async def system(folder: Path, **changes: object) -> AsyncIterator[System]:
-    """Start it, with `models/tiny` registered; `changes` are fields of GatewaySettings."""
-    model = write_chat_model(folder / "model")
+async def system(folder: Path, *, joint: bool = False, **changes: object) -> AsyncIterator[System]:
+    """Start it, with `models/tiny` registered; `changes` are fields of GatewaySettings.
+
+    `joint` = gateway and bridge are together on one port, as in one process.
+    """
+    model, settings = write_chat_model(folder / "model"), BridgeSettings(grace=0, insecure_dev=True)
+    start = partial(_joint, settings) if joint else gateway_server.serving
     async with (
         FakeEngine() as engine,
-        running_gateway(folder, **changes) as gateway,
-        server.serving(BridgeSettings(gateway=gateway.address, grace=0, insecure_dev=True)) as port,
-        envoy(gateway=gateway.address, bridge=f"127.0.0.1:{port}", folder=folder) as url,
+        running_gateway(folder, start=start, **changes) as gateway,
+        _bridge(settings, gateway, joint) as bridge,
+        envoy(gateway=gateway.address, bridge=bridge, folder=folder) as url,
     ):
         await gateway.register_model(engine.url, tokenizer_path=str(model))
         yield System(url=url, gateway=gateway, engine=engine)
+
+
+def _joint(bridge: BridgeSettings, gateway: GatewaySettings) -> contextlib.AbstractAsyncContextManager[int]:
+    return together.serving(together.Settings(gateway=gateway, bridge=bridge))
+
+
+@contextlib.asynccontextmanager
+async def _bridge(settings: BridgeSettings, gateway: RunningGateway, joint: bool) -> AsyncIterator[str]:
+    """Where the bridge is."""
+    if joint:
+        yield gateway.address
+        return
+    async with bridge_server.serving(settings.model_copy(update={"gateway": gateway.address})) as port:
+        yield f"127.0.0.1:{port}"

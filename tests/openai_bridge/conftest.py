@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.bridge import Bridge, bridge
 
 
-@pytest.fixture
-def start_bridge(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Bridge]]:
-    """`start_bridge(reply=script, setting=value)` as a context."""
-    return partial(bridge, tmp_path)
+@pytest.fixture(params=[False, True], ids=["separate", "together"])
+def start_bridge(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., AbstractAsyncContextManager[Bridge]]:
+    """`start_bridge(reply=script, setting=value)` as a context; its gateway over the wire, or in its process."""
+    return partial(bridge, tmp_path, local=request.param)

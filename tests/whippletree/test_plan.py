@@ -9,7 +9,7 @@ from whippletree.cli import plan
 from whippletree.cli.console import UserError
 
 
-def layout(folder: Path, engine_url: str = "") -> plan.Layout:
+def layout(folder: Path, engine_url: str = "", *, together: bool = False) -> plan.Layout:
     return plan.Layout(
         root=folder,
         run_dir=folder / "run",
@@ -17,6 +17,7 @@ def layout(folder: Path, engine_url: str = "") -> plan.Layout:
         model_name="policy",
         ports=plan.Ports(envoy=1, envoy_admin=2, gateway=3, bridge=4, controller=5, engine=6),
         engine_url=engine_url,
+        together=together,
     )
 
 
@@ -28,12 +29,20 @@ def write_model(folder: Path, config: object) -> None:
 
 def test_services_find_the_gateway_and_keep_their_state_in_the_run_folder(tmp_path: Path) -> None:
     made = layout(tmp_path)
-    parts = [plan.gateway(made), plan.bridge(made), plan.controller(made)]
+    parts = [plan.gateway(made), *plan.bridges(made), plan.controller(made)]
     lines = [" ".join(part.command[1:]) for part in parts]
     assert lines[0] == f"-m gateway_svc --listen 127.0.0.1:3 --store.path {tmp_path}/run/record.db"
     assert lines[1] == "-m openai_bridge --listen 127.0.0.1:4 --gateway 127.0.0.1:3"
     assert lines[2].startswith("-m controller_svc --listen 127.0.0.1:5 --gateway 127.0.0.1:3 --api http://127.0.0.1:1")
     assert [part.port for part in parts] == [3, 4, 5]
+
+
+def test_one_process_may_be_gateway_and_bridge(tmp_path: Path) -> None:
+    made = layout(tmp_path, together=True)
+    part = plan.gateway(made)
+    line = f"-m whippletree.cli.together --listen 127.0.0.1:3 --gateway.store.path {tmp_path}/run/record.db"
+    assert (part.name, " ".join(part.command[1:]), part.port_setting) == ("together", line, "--gateway-port")
+    assert plan.bridges(made) == []
 
 
 def test_the_model_is_registered_with_what_its_config_says(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ class Layout:
     ports: Ports
     engine_url: str = ""
     """An engine that runs already; empty = ours is started."""
+    together: bool = False
+    """Gateway and bridge are one process, on the gateway's port."""
 
     @property
     def engine(self) -> str:
@@ -55,15 +57,19 @@ class Layout:
 
 
 def gateway(layout: Layout) -> Part:
-    """The gateway, on its record."""
-    return _service(
-        layout, "gateway", "gateway_svc", layout.ports.gateway, ("--store.path", str(layout.run_dir / "record.db"))
-    )
+    """The gateway on its record, with the bridge where they are one process."""
+    port, record = layout.ports.gateway, str(layout.run_dir / "record.db")
+    if layout.together:
+        arguments = ("--gateway.store.path", record)
+        return _service(layout, "together", "whippletree.cli.together", port, arguments, setting="gateway")
+    return _service(layout, "gateway", "gateway_svc", port, ("--store.path", record))
 
 
-def bridge(layout: Layout) -> Part:
-    """The bridge."""
-    return _service(layout, "bridge", "openai_bridge", layout.ports.bridge, ("--gateway", _at(layout.ports.gateway)))
+def bridges(layout: Layout) -> list[Part]:
+    """The bridge, where it is a process of its own."""
+    if layout.together:
+        return []
+    return [_service(layout, "bridge", "openai_bridge", layout.ports.bridge, ("--gateway", _at(layout.ports.gateway)))]
 
 
 def controller(layout: Layout) -> Part:
@@ -169,15 +175,23 @@ def endpoints(layout: Layout, *, pid: int, pids: Mapping[str, int]) -> Endpoints
 
 
 def _service(
-    layout: Layout, name: str, module: str, port: int, arguments: tuple[str, ...], *, grace: float = 10.0
+    layout: Layout,
+    name: str,
+    module: str,
+    port: int,
+    arguments: tuple[str, ...],
+    *,
+    grace: float = 10.0,
+    setting: str = "",
 ) -> Part:
+    """`setting` = whose port it takes, where that is not its own name."""
     return Part(
         name=name,
         command=(sys.executable, "-m", module, "--listen", _at(port), *arguments),
         environment={"PYTHONPATH": str(layout.root)},
         ready=GrpcHealth(address=_at(port)),
         address=_at(port),
-        port_setting=port_setting(name),
+        port_setting=port_setting(setting or name),
         grace=grace,
     )
 

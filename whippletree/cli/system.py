@@ -40,6 +40,7 @@ class Options:
     controller_port: int = 0
     device: Device = "auto"
     engine_url: str = ""
+    together: bool = False
 
 
 class System:
@@ -65,7 +66,7 @@ class System:
         await self._register()
         config = plan.envoy_config(layout)
         write(render(templates(), plan.envoy_values(layout), config), config)
-        parts = [plan.bridge(layout), plan.envoy(layout), plan.controller(layout)]
+        parts = [*plan.bridges(layout), plan.envoy(layout), plan.controller(layout)]
         await self._supervisor.start(parts)  # the controller last: it stops first, while its agents' calls still work
 
     async def engine_ready(self) -> None:
@@ -147,6 +148,8 @@ def choose(options: Options) -> plan.Layout:
             raise UserError(f"{name}: port {port} is taken; choose another with {plan.port_setting(name)}")
     free = iter(ports.free_ports(len(wanted)))
     chosen = {name: port or next(free) for name, port in wanted.items()}
+    if options.together:
+        chosen["bridge"] = chosen["gateway"]
     return plan.Layout(
         root=ROOT,
         run_dir=options.run_dir.resolve(),
@@ -154,6 +157,7 @@ def choose(options: Options) -> plan.Layout:
         model_name=options.model_name,
         ports=plan.Ports(**chosen),
         engine_url=options.engine_url.rstrip("/"),
+        together=options.together,
     )
 
 

@@ -1,14 +1,13 @@
 """Gateway and bridge in one process, on one port: what a call costs between them is a function call.
 
 Run: `python -m whippletree.cli.together --listen 127.0.0.1:0 --gateway.store.path record.db --bridge.grace 4`.
-Settings are those of the two services, by their own prefixes in the environment (GATEWAY_, BRIDGE_), as arguments with
-`--gateway.` or `--bridge.` before them (`--gateway.config FILE` for a TOML file); `--listen` and `--log_level` hold for
-both. Prints its address, serves until a signal.
+Settings are those of the two services, by their own prefixes in the environment (GATEWAY_, BRIDGE_). As arguments they
+have `--gateway.` or `--bridge.` before them (`--gateway.config FILE` for a TOML file); without, they hold for both, as
+`--listen` must. Prints its address, serves until a signal.
 
 Order of a stop: the bridge's answers end, then what the gateway holds; deliveries are reported; the store is closed.
 """
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -29,31 +28,23 @@ from whippletree.settings import load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of both."""
+    """Of both services; `listen`, `grace` and `log_level` of the process are the gateway's."""
 
     gateway: GatewaySettings
-    """Its `listen` and `log_level` are those of the process."""
     bridge: BridgeSettings
 
 
 def settings_of(arguments: Sequence[str]) -> Settings:
-    """Settings from the arguments and the environment; exits with 2 and names what does not fit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port to serve on; port 0 = any free one")
-    parser.add_argument("--log_level", default="INFO", help="lowest level that is logged")
-    common, rest = parser.parse_known_args(arguments)
-    given: dict[str, list[str]] = {name: ["--listen", common.listen] for name in ("gateway", "bridge")}
-    given["gateway"] += ["--log_level", common.log_level]
-    service = ""
-    for argument in rest:
-        prefix, dot, key = argument.partition(".")
-        if dot and prefix in ("--gateway", "--bridge"):
-            service = prefix.removeprefix("--")
-            given[service].append(f"--{key}")
-        elif service and not argument.startswith("--"):
+    """Settings from arguments and environment; exits with 2 and names what does not fit."""
+    given: dict[str, list[str]] = {"gateway": [], "bridge": []}
+    meant = tuple(given)
+    for argument in arguments:
+        if argument.startswith("--"):
+            service, _, key = argument.removeprefix("--").partition(".")
+            own = bool(key) and service in given
+            meant, argument = ((service,), f"--{key}") if own else (tuple(given), argument)
+        for service in meant:
             given[service].append(argument)
-        else:
-            parser.error(f"{argument}: settings begin with --gateway. or --bridge.")
     return Settings(gateway=load(GatewaySettings, given["gateway"]), bridge=load(BridgeSettings, given["bridge"]))
 
 

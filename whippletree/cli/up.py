@@ -30,6 +30,13 @@ def up(
     controller_port: Annotated[
         int, typer.Option(help="The controller's port; 0 = any free one.", min=0, max=65535)
     ] = 0,
+    together: Annotated[
+        bool,
+        typer.Option(
+            "--together/--separate",
+            help="Gateway and bridge as one process: less work a call, but harnesses see it when it is restarted.",
+        ),
+    ] = False,
 ) -> None:
     """Start engine, gateway, bridge, controller and Envoy, and keep them running until Ctrl-C.
 
@@ -49,6 +56,7 @@ def up(
         gateway_port=gateway_port,
         bridge_port=bridge_port,
         controller_port=controller_port,
+        together=together,
     )
     run(_up(options), on_sigterm=0)
 

@@ -76,8 +76,8 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield made
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=[False, True], ids=["separate", "together"])
+async def whole(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[System]:
     """A real gateway behind Envoy, started once; a test makes its own runs and rollouts."""
-    async with system(tmp_path_factory.mktemp("whole")) as running:
+    async with system(tmp_path_factory.mktemp("whole"), joint=request.param) as running:
         yield running

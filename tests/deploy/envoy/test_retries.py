@@ -42,16 +42,22 @@ def gated(text: str, gate: asyncio.Event) -> Reply:
     return Reply(words(text).token_ids, gates={0: gate})
 
 
+@pytest.fixture(scope="session", params=[False, True], ids=["separate", "together"])
+def joint(request: pytest.FixtureRequest) -> bool:
+    """Whether gateway and bridge are one process."""
+    return bool(request.param)
+
+
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, joint: bool) -> Path:
     """Where the record of `running` lies."""
     return tmp_path_factory.mktemp("retries")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def running(folder: Path) -> AsyncIterator[System]:
+async def running(folder: Path, joint: bool) -> AsyncIterator[System]:
     """A system whose gateway waits long enough for a retry, however slow the machine is."""
-    async with system(folder, retry_grace=PATIENCE) as made:
+    async with system(folder, joint=joint, retry_grace=PATIENCE) as made:
         await made.gateway.create_run("retries")
         yield made
 
