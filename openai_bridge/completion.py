@@ -74,6 +74,13 @@ class Completions:
             yield Part(content_type=JSON, data=dialect.body(completion))
         delivery.written(call_ids)  # only here has the last part been written
 
+    async def count(self, dialect: Dialect, caller: Caller, data: bytes) -> int:
+        """Tokens of the prompt that `answer` would send to the engine for this body. Raises as `answer` does."""
+        request = dialect.parse(data, self.limits)
+        model = await self.models.find(caller.rollout, request.model)
+        tokenizer = await self.tokenizers.of(model)
+        return len((await to_prompt(tokenizer, request, context_length=model.context_length)).ids)
+
     async def _complete(
         self, dialect: Dialect, caller: Caller, request: ChatRequest, repeat: Repeat, delivery: Delivery
     ) -> tuple[Completion, list[str]]:
@@ -121,7 +128,7 @@ class Completions:
 
 def choice(generation: Generation, tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) -> Choice:
     """A recorded response in the words of a harness."""
-    text = parse.cut_at_stop(tokenizer.decode(generation.ids), request.sampling.stop)
+    text, stop = parse.cut_at_stop(tokenizer.decode(generation.ids), request.sampling.stop)
     template = tokenizer.template(with_tools=bool(request.tools))
     return Choice(
         reply=parse.parse(
@@ -132,6 +139,7 @@ def choice(generation: Generation, tokenizer: Tokenizer, request: ChatRequest, p
             in_reasoning=prompt.in_reasoning,
         ),
         finish=generation.finish,
+        stop=stop,
         response_count=len(generation.ids),
         logprobs=token_logprobs(generation, tokenizer) if request.logprobs else None,
     )

@@ -24,6 +24,9 @@ class Failure:
     message: str
     field: str | None
     """The place in the request, where there is one."""
+    overflow: tuple[str, str] | None = None
+    """(tokens of the prompt, of the context) where the prompt is too long: each dialect has words of its own for that,
+    by which harnesses and their libraries recognise it."""
     headers: Mapping[str, str]
 
 
@@ -60,22 +63,18 @@ def failure(error: WhippletreeError) -> Failure:
     return Failure(
         status=kind.status,
         code="model_not_found" if _is_model(error) else kind.code,
-        message=_message(error, kind),
+        message="The server had an error while processing your request." if kind is _FAULT else error.message,
         field=error.metadata.get("field", "messages" if kind.code == "context_length_exceeded" else None),
+        overflow=_overflow(error),
         headers=headers,
     )
 
 
-def _message(error: WhippletreeError, kind: _Kind) -> str:
-    if kind is _FAULT:
-        return "The server had an error while processing your request."
-    if kind.code == "context_length_exceeded" and {"prompt_tokens", "context_length"} <= error.metadata.keys():
-        # The words by which harnesses and their libraries recognise an overflow.
-        return (
-            f"This model's maximum context length is {error.metadata['context_length']} tokens. However, your messages "
-            f"resulted in {error.metadata['prompt_tokens']} tokens. Please reduce the length of the messages."
-        )
-    return error.message
+def _overflow(error: WhippletreeError) -> tuple[str, str] | None:
+    found = error.metadata.get("prompt_tokens"), error.metadata.get("context_length")
+    if error.reason != "CONTEXT_LENGTH_EXCEEDED" or found[0] is None or found[1] is None:
+        return None
+    return found[0], found[1]
 
 
 def _is_model(error: WhippletreeError) -> bool:

@@ -36,10 +36,10 @@ def parse(text: str, *, call_id: str, tools: bool, reasoning: bool, in_reasoning
     return Reply(content=content, reasoning=thought, tool_calls=named)
 
 
-def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
-    """The text before the first of the stop strings that were asked for."""
-    places = [place for word in stop if (place := text.find(word)) >= 0]
-    return text[: min(places)] if places else text
+def cut_at_stop(text: str, stop: tuple[str, ...]) -> tuple[str, str | None]:
+    """(the text before the first of the stop strings that were asked for, that string); all of it and None without."""
+    place, word = min(((place, word) for word in stop if (place := text.find(word)) >= 0), default=(len(text), None))
+    return text[:place], word
 
 
 def split_reasoning(text: str, *, in_reasoning: bool) -> tuple[str | None, str]:
@@ -79,11 +79,20 @@ def _call(body: str) -> tuple[str, str] | None:
         return None
     name, _ = fields.get("name", (None, ""))
     arguments, raw = fields.get("arguments", ({}, "{}"))
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or not _writable(name):
         return None
     if isinstance(arguments, str):
-        return name, arguments
+        return (name, arguments) if _writable(arguments) else None
     return (name, raw) if isinstance(arguments, dict) else None
+
+
+def _writable(text: str) -> bool:
+    """Whether it is Unicode: an escaped half of a surrogate pair is none, and no JSON can hold it as it is."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _fields(text: str) -> Iterator[tuple[str, tuple[Any, str]]]:

@@ -13,6 +13,7 @@ from openai_bridge.delivery import Deliveries
 from openai_bridge.gateway import Gateway
 from openai_bridge.in_flight import InFlight
 from openai_bridge.models import Models
+from openai_bridge.servicers.anthropic import AnthropicServicer
 from openai_bridge.servicers.openai import OpenAIServicer
 from openai_bridge.settings import BridgeSettings
 from openai_bridge.tokenizer_cache import Tokenizers
@@ -20,8 +21,6 @@ from openai_bridge.types import Limits
 from whippletree.channel import connect
 from whippletree.contract import public_services
 from whippletree.serve import Offer, Service, listening, until_signal
-
-NAME = "whippletree.v1.OpenAIBridgeService"
 
 
 async def serve(settings: BridgeSettings) -> None:
@@ -57,17 +56,12 @@ async def offering(settings: BridgeSettings, channel: grpc.aio.Channel) -> Async
     async with Deliveries(
         gateway, queue=delivery.queue, patience=delivery.patience, flush=delivery.flush
     ) as deliveries:
-        servicer = _servicer(settings, gateway, deliveries, in_flight)
-        service = Service(
-            full_name=NAME,
-            register=lambda server: bridge_pb2_grpc.add_OpenAIBridgeServiceServicer_to_server(servicer, server),
-        )
-        yield Offer(services=[service], drain=lambda: in_flight.drain(settings.grace))
+        services = _services(settings, gateway, deliveries, in_flight)
+        yield Offer(services=services, drain=lambda: in_flight.drain(settings.grace))
 
 
-def _servicer(
-    settings: BridgeSettings, gateway: Gateway, deliveries: Deliveries, in_flight: InFlight
-) -> OpenAIServicer:
+def _services(settings: BridgeSettings, gateway: Gateway, deliveries: Deliveries, in_flight: InFlight) -> list[Service]:
+    """One service per dialect, on the same parts."""
     models = Models(gateway, age=settings.models_age, clock=time.monotonic)
     completions = Completions(
         gateway=gateway,
@@ -78,4 +72,15 @@ def _servicer(
         keep_alive=settings.stream.keep_alive,
         clock=time.time,
     )
-    return OpenAIServicer(completions=completions, models=models, in_flight=in_flight)
+    openai = OpenAIServicer(completions=completions, models=models, in_flight=in_flight)
+    anthropic = AnthropicServicer(completions=completions, models=models, in_flight=in_flight)
+    return [
+        Service(
+            full_name="whippletree.v1.OpenAIBridgeService",
+            register=lambda server: bridge_pb2_grpc.add_OpenAIBridgeServiceServicer_to_server(openai, server),
+        ),
+        Service(
+            full_name="whippletree.v1.AnthropicBridgeService",
+            register=lambda server: bridge_pb2_grpc.add_AnthropicBridgeServiceServicer_to_server(anthropic, server),
+        ),
+    ]

@@ -171,6 +171,8 @@ class Choice:
 
     reply: Reply
     finish: Finish
+    stop: str | None = None
+    """The stop string at which the text was cut."""
     response_count: int
     """R."""
     logprobs: tuple[TokenLogprob, ...] | None

@@ -107,7 +107,7 @@ class OpenAIChat:
     def error_body(self, failure: Failure) -> bytes:
         """`{"error": {message, type, param, code}}`."""
         error = {
-            "message": failure.message,
+            "message": _words(failure),
             "type": error_type(failure.status),
             "param": failure.field,
             "code": failure.code,
@@ -117,6 +117,15 @@ class OpenAIChat:
     def error_event(self, failure: Failure) -> bytes:
         """The error as data, without `[DONE]`: the official clients raise it."""
         return b"data: " + self.error_body(failure) + b"\n\n"
+
+
+def _words(failure: Failure) -> str:
+    if failure.overflow is None:
+        return failure.message
+    return (
+        f"This model's maximum context length is {failure.overflow[1]} tokens. However, your messages resulted in "
+        f"{failure.overflow[0]} tokens. Please reduce the length of the messages."
+    )
 
 
 def error_type(status: int) -> str:

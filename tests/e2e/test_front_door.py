@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 GRPCURL = Path(sys.executable).with_name("grpcurl")
 SERVED = {
     "gateway": {"RolloutService", "AttemptService", "EventService", "ModelService", "RunService", "InferenceService"},
-    "bridge": {"OpenAIBridgeService"},
+    "bridge": {"OpenAIBridgeService", "AnthropicBridgeService"},
     "controller": set(),
     "envoy": {"RolloutService", "EventService", "ModelService", "InferenceService", "OpenAIBridgeService"},
 }

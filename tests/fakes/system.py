@@ -34,6 +34,10 @@ class System:
         """The base URL of a rollout's harness."""
         return f"{self.url}/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1"
 
+    def anthropic(self, rollout: str, attempt: int = 1, mode: str = "train") -> str:
+        """The same for Anthropic's dialect; its client appends /v1."""
+        return f"{self.url}/proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/anthropic"
+
 
 @contextlib.asynccontextmanager
 async def system(folder: Path, *, joint: bool = False, **changes: object) -> AsyncIterator[System]:

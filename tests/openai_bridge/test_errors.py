@@ -44,6 +44,6 @@ def test_retry_after_is_what_the_gateway_said() -> None:
 
 def test_overflow_is_told_in_the_words_that_libraries_look_for() -> None:
     error = errors.ContextLengthExceededError("m", prompt_tokens=513, context_length=512)
-    message = failure(error).message
+    message = json.loads(OpenAIChat().error_body(failure(error)))["error"]["message"]
     assert "maximum context length is 512 tokens" in message
     assert "513" in message

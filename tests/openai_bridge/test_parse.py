@@ -54,6 +54,8 @@ def test_fields_in_any_order_and_a_call_without_arguments() -> None:
         '<tool_call>{"name": "f" "arguments": {}}</tool_call>',
         "<tool_call></tool_call>",
         '<tool_call>{5: "f"}</tool_call>',
+        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "\\ud800"}</tool_call>',
         '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 3000 + "</tool_call>",
         call('{"a": 1}') + '\n<tool_call>{"na',
     ],
@@ -100,5 +102,6 @@ def test_a_call_inside_reasoning_is_not_a_call() -> None:
 
 
 def test_text_ends_before_the_first_stop_string() -> None:
-    assert cut_at_stop("a b c", ("c", "b")) == "a "
-    assert cut_at_stop("a b c", ()) == "a b c"
+    assert cut_at_stop("a b c", ("c", "b")) == ("a ", "b")
+    assert cut_at_stop("a b c", ("d",)) == ("a b c", None)
+    assert cut_at_stop("a b c", ()) == ("a b c", None)

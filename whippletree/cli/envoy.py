@@ -33,7 +33,7 @@ class EnvoyValues:
     access_log: str = "/dev/stdout"
     """One JSON line per request; /dev/null = none."""
     folder: Path = FOLDER
-    """Where openai_errors.lua and whippletree.pb lie."""
+    """Where harness.lua and whippletree.pb lie."""
 
 
 def templates(folder: Path = FOLDER) -> dict[str, str]:

@@ -37,6 +37,11 @@ class Front:
         return f"{self.url}{ROLLOUT}/openai/v1"
 
     @property
+    def anthropic(self) -> str:
+        """The base URL of a harness that speaks Anthropic's dialect; its client appends /v1."""
+        return f"{self.url}{ROLLOUT}/anthropic"
+
+    @property
     def port(self) -> int:
         """The one port."""
         return int(self.url.rpartition(":")[2])
