@@ -19,7 +19,7 @@ from controller_svc.reconcile import Action, Ask, Begin, Drop, Kill, Plan, Repor
 from controller_svc.runner import Runner
 from controller_svc.types import Attempt, Exit, Outcome, Phase, Rollout, RolloutId
 from whippletree.errors import NotFoundError, WhippletreeError
-from whippletree.log import ROLLOUT
+from whippletree.log import about
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class Controller:
 
     async def _guarded(self, rollout: RolloutId, work: Coroutine[Any, Any, None]) -> None:
         """A task's root: an unforeseen failure costs this attempt, not the controller."""
-        ROLLOUT.set(rollout)
+        about(rollout=rollout)
         try:
             await work
         except Exception:

@@ -46,6 +46,7 @@ from gateway_svc.store import Store
 from gateway_svc.types import Micros
 from whippletree.errors import StoreFullError
 from whippletree.serve import Offer, Service, listening
+from whippletree.telemetry import Telemetry, observing
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +58,22 @@ TIDY_EVERY = 3600.0
 async def serving(settings: GatewaySettings) -> AsyncIterator[int]:
     """The gateway, while the block runs; yields its port. OSError where port or store is in use."""
     async with (
-        offering(settings) as offer,
+        observing("gateway", settings.metrics, settings.telemetry) as telemetry,
+        offering(settings, telemetry) as offer,
         listening(
-            offer.services, settings.listen, grace=settings.grace, drain=offer.drain, checks=offer.checks
+            offer.services,
+            settings.listen,
+            grace=settings.grace,
+            drain=offer.drain,
+            checks=offer.checks,
+            interceptors=[telemetry.interceptor],
         ) as port,
     ):
         yield port
 
 
 @asynccontextmanager
-async def offering(settings: GatewaySettings) -> AsyncIterator[Offer]:
+async def offering(settings: GatewaySettings, telemetry: Telemetry) -> AsyncIterator[Offer]:
     """All of the gateway but its server. OSError where the store is in use."""
     store = await Store.open(
         settings.store.where,
@@ -76,14 +83,14 @@ async def offering(settings: GatewaySettings) -> AsyncIterator[Offer]:
         clock=now,
     )
     try:
-        async with _parts(settings, store) as offer:
+        async with _parts(settings, store, telemetry) as offer:
             yield offer
     finally:
         await store.close()
 
 
 @asynccontextmanager
-async def _parts(settings: GatewaySettings, store: Store) -> AsyncIterator[Offer]:
+async def _parts(settings: GatewaySettings, store: Store, telemetry: Telemetry) -> AsyncIterator[Offer]:
     leases = _leases(store)
     gates = Gates(time.monotonic, leases)
     catalog = await Catalog.load(store, gates.move)

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import Section, ServerSettings
+from whippletree.settings import Section, ServerSettings, TracingSettings
 
 
 class StoreSettings(Section):
@@ -74,3 +74,5 @@ class GatewaySettings(ServerSettings):
     """Seconds that a watcher may take for one message; then its watch ends with OVERLOADED, to be resumed."""
     grace: float = Field(default=5.0, ge=0)
     """Seconds that calls in flight get when the gateway stops."""
+    telemetry: TracingSettings = TracingSettings()
+    """Where traces are sent."""

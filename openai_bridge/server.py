@@ -21,6 +21,7 @@ from openai_bridge.types import Limits
 from whippletree.channel import connect
 from whippletree.contract import public_services
 from whippletree.serve import Offer, Service, listening, until_signal
+from whippletree.telemetry import Telemetry, observing
 
 
 async def serve(settings: BridgeSettings) -> None:
@@ -35,20 +36,22 @@ async def serve(settings: BridgeSettings) -> None:
 async def serving(settings: BridgeSettings) -> AsyncIterator[int]:
     """A bridge while the block runs; yields its port. Its end: answers end, deliveries are reported, it closes."""
     async with (
+        observing("bridge", settings.metrics, settings.telemetry) as telemetry,
         connect(settings.gateway) as channel,
-        offering(settings, channel) as offer,
+        offering(settings, channel, telemetry) as offer,
         listening(
             offer.services,
             settings.listen,
             drain=offer.drain,
             reflected=public_services(),  # Envoy sends questions of reflection here
+            interceptors=[telemetry.interceptor],
         ) as port,
     ):
         yield port
 
 
 @contextlib.asynccontextmanager
-async def offering(settings: BridgeSettings, channel: grpc.aio.Channel) -> AsyncIterator[Offer]:
+async def offering(settings: BridgeSettings, channel: grpc.aio.Channel, telemetry: Telemetry) -> AsyncIterator[Offer]:
     """All of the bridge but its server; `channel` leads to the gateway."""
     delivery, generation = settings.delivery, settings.generation
     in_flight = InFlight()

@@ -2,7 +2,7 @@
 
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import Section, ServerSettings
+from whippletree.settings import Section, ServerSettings, TracingSettings
 
 
 class GenerationSettings(Section):
@@ -50,3 +50,5 @@ class BridgeSettings(ServerSettings):
     generation: GenerationSettings = GenerationSettings()
     stream: StreamSettings = StreamSettings()
     delivery: DeliverySettings = DeliverySettings()
+    telemetry: TracingSettings = TracingSettings()
+    """Where traces are sent."""

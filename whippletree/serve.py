@@ -160,14 +160,16 @@ async def listening(
     drain: Callable[[], Awaitable[None]] | None = None,
     reflected: Sequence[str] = (),
     checks: health.aio.HealthServicer | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> AsyncIterator[int]:
     """Serve on `host:port` (port 0 = any free one) while the block runs; yields the port. OSError where it is taken.
 
     `reflected` names services of other servers that this one describes too: reflection asked at a front door that
     routes to several servers has to know them all. Their generated modules must be imported. `checks` is the health
-    that is served, for a service that has more to say there than that it serves.
+    that is served, for a service that has more to say there than that it serves. `interceptors`, the outermost first,
+    lie around the one that maps errors.
     """
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=OPTIONS)
+    server = grpc.aio.server(interceptors=[*interceptors, ErrorInterceptor()], options=OPTIONS)
     for service in services:
         service.register(server)
     checks = checks or health.aio.HealthServicer()

@@ -6,12 +6,13 @@ Frozen; an unknown key is an error that names it. Each service has one class in 
 
 import argparse
 import ipaddress
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -28,6 +29,23 @@ class Section(BaseModel):
     """A part of the settings, handed to the part of the service that owns it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class MetricsSettings(Section):
+    """Metrics of a process, for Prometheus."""
+
+    listen: str = ""
+    """host:port of `GET /metrics`, plain HTTP without keys: keep it inside. Port 0 = any free one. Empty = off."""
+
+
+class TracingSettings(Section):
+    """Traces of a process."""
+
+    otlp: str = Field(default_factory=lambda: os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""))
+    """OTLP over gRPC of an OpenTelemetry collector, `http://host:4317` or `https://...`; default is the environment's
+    OTEL_EXPORTER_OTLP_ENDPOINT; empty = no traces. Headers with keys for it go into OTEL_EXPORTER_OTLP_HEADERS."""
+    ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of the traces that begin here that are kept; of one that a caller began, the caller decides."""
 
 
 class ServiceSettings(BaseSettings):
@@ -49,6 +67,9 @@ class ServerSettings(ServiceSettings):
     """`host:port` to serve on; port 0 = any free one, printed at start."""
     insecure_dev: bool = False
     """Ask nobody for a key or a token, on this machine alone: `listen` must name the loopback then."""
+
+    metrics: MetricsSettings = MetricsSettings()
+    """Where metrics are served."""
 
     @model_validator(mode="after")
     def _insecure_only_on_loopback(self) -> Self:

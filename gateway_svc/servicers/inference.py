@@ -11,7 +11,6 @@ from gateway_svc.generate import Generator
 from gateway_svc.store import Store
 from gateway_svc.types import ModelCall, View
 from whippletree.errors import InvalidFieldError
-from whippletree.log import ROLLOUT
 
 Context = grpc.aio.ServicerContext[Any, Any]
 DELIVERED_LIMIT = 100
@@ -26,7 +25,6 @@ class InferenceServicer(InferenceServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         ask = convert_calls.ask(request)
-        ROLLOUT.set(ask.rollout_id)
         call = (await self._generator.generate(ask)).payload
         assert isinstance(call, ModelCall)
         return pb.GenerateResponse(

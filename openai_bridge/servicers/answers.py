@@ -19,7 +19,6 @@ from openai_bridge.dialects.dialect import Dialect
 from openai_bridge.in_flight import InFlight, Scope
 from openai_bridge.types import Part
 from whippletree.errors import InternalError, WhippletreeError
-from whippletree.log import ROLLOUT
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ async def answer(
     parts: Callable[[Scope], AsyncIterator[Part]],
 ) -> AsyncIterator[HttpBody]:
     """Everything that `parts` yields; what it raises is told in the dialect's shape and then raised."""
-    ROLLOUT.set(request.rollout)
     sent = ""
     with in_flight.scope() as scope:
         context.add_done_callback(lambda _: scope.cancel())  # type: ignore[arg-type]  # typed for unary
