@@ -45,6 +45,15 @@ _LONGEST = (
     .limit(bindparam("size"))
     .offset(bindparam("offset"))
 )
+_SAME_PROMPT = (
+    select(calls.c.sequence, calls.c.call_id, calls.c.length, calls.c.digest)
+    .where(calls.c.rollout == bindparam("rollout"), calls.c.attempt == bindparam("attempt"))
+    .where(calls.c.length >= bindparam("size"), calls.c.prompt_count == bindparam("size"))
+    .where(calls.c.parent.is_not_distinct_from(bindparam("parent", type_=schema.Number)))
+    .where(calls.c.shared == bindparam("shared"), calls.c.suffix == bindparam("suffix"))
+    .order_by(calls.c.sequence)
+    .limit(1)
+)
 _INSERT, _INSERT_EVENT = insert(calls), insert(events)
 _CHAIN = select(calls.c.parent, calls.c.shared, calls.c.suffix, calls.c.response)
 
@@ -55,13 +64,14 @@ FIRST_LOOK = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A call that is to be recorded; `match` says what its prompt continues."""
+    """A call that is to be recorded; `match` says what its prompt continues, `siblings` whether others may have it."""
 
     ask: Ask
     call_id: CallId
     head: CallHead
     match: prefix.Match
     sampled: Sampled
+    siblings: bool = False
 
 
 def parent(connection: Connection, rollout: int, attempt: int, prompt: bytes) -> prefix.Match:
@@ -75,6 +85,17 @@ def parent(connection: Connection, rollout: int, attempt: int, prompt: bytes) ->
         if match.parent is not None or len(rows) < size:
             return match
         offset, size = offset + size, 8 * size
+
+
+def same_prompt(connection: Connection, rollout: int, attempt: int, prompt: bytes, match: prefix.Match) -> prefix.Match:
+    """`match`, or the first call that was recorded with the same prompt and the same match: then it is all shared."""
+    suffix = prompt[4 * match.shared :]
+    keys = {"rollout": rollout, "attempt": attempt, "size": len(prompt) // 4, "shared": match.shared, "suffix": suffix}
+    row = connection.execute(_SAME_PROMPT, keys | {"parent": match.parent.key if match.parent else None}).first()
+    if row is None or not suffix:
+        return match
+    found = prefix.Sequence(key=row.sequence, call_id=row.call_id, length=row.length, digest=row.digest)
+    return prefix.Match(parent=found, shared=len(prompt) // 4)
 
 
 def record(tx: Transaction, draft: Draft) -> Event:
@@ -93,16 +114,19 @@ def record(tx: Transaction, draft: Draft) -> Event:
     event |= {"kind": "call", "label": "", "call_id": draft.call_id, "value": None, "body": b""}
     sequence = tx.next_sequence()
     tx.connection.execute(_INSERT_EVENT, event | {"sequence": sequence})
-    found = draft.match.parent
+    match = draft.match
+    if draft.siblings:
+        match = same_prompt(tx.connection, rollout.ordinal, ask.attempt, ask.prompt, match)
+    found = match.parent
     call = ModelCall(
         call_id=draft.call_id,
         head=draft.head,
         prompt_count=len(ask.prompt) // 4,
         response_count=sampled.count,
         parent_call_id=found.call_id if found else "",
-        shared=draft.match.shared,
+        shared=match.shared,
         delivery=Delivery.UNKNOWN,
-        suffix=ask.prompt[4 * draft.match.shared :],
+        suffix=ask.prompt[4 * match.shared :],
         response=sampled.response,
         logprobs=sampled.logprobs,
     )
@@ -239,6 +263,7 @@ def _head(fields: Mapping[str, Any]) -> CallHead:
         engine_time=Micros(fields["engine_time"]),
         spans=tuple(Span(**span) for span in fields["spans"]),
         role=Role(fields.get("role", Role.POLICY)),  # the first stores do not have it
+        checksum=fields.get("checksum"),
     )
 
 

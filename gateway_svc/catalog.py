@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import orjson
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from gateway_svc import facts, requests
+from gateway_svc import facts, remembered, requests
 from gateway_svc.calls import sampling_from
 from gateway_svc.schema import models, runs
 from gateway_svc.store import Store, Transaction, numbers
@@ -131,13 +131,9 @@ class Catalog:
 
         return await self._whole(carry_out())
 
-    async def published(self, once: Once | None) -> tuple[str, str] | None:
-        """Version and path that this request published before; None = it is new. Raises RequestIdReusedError."""
-        answer = await self._store.read(lambda connection: requests.first_answer(connection, once))
-        if answer is None:
-            return None
-        weight_version, weights_path = orjson.loads(answer)
-        return weight_version, weights_path
+    async def published(self, once: Once | None) -> bool:
+        """Whether this very request published its weights before. Raises RequestIdReusedError."""
+        return await self._store.read(lambda connection: requests.first_answer(connection, once)) is not None
 
     async def set_weights(self, name: ModelName, weight_version: str, weights_path: str, once: Once | None) -> Model:
         """Store which weights a model has from now on."""
@@ -197,9 +193,9 @@ def _create_run(tx: Transaction, run: Run, once: Once | None) -> tuple[Run, bool
             name = f"runs/{run.run_id}"
             raise AlreadyExistsError(f"{name} exists with other content", name=name)
     if answer is not None:
-        existed, phase = orjson.loads(answer)
-        return replace(made, phase=Phase(phase)), existed
-    requests.remember(tx, once, orjson.dumps((existed, made.phase)))
+        existed, phase = remembered.run(answer)
+        return replace(made, phase=phase or made.phase), existed
+    requests.remember(tx, once, remembered.of_run(existed, made.phase))
     return made, existed
 
 
@@ -214,11 +210,9 @@ def _set_phase(tx: Transaction, run_id: RunId, phase: Phase, once: Once | None) 
 
 def _register(tx: Transaction, model: Model, once: Once | None) -> tuple[Model, bool, bool]:
     """(as stored, whether it was there, whether anything was done)."""
-    if (answer := requests.first_answer(tx.connection, once)) is not None:
-        existed, fields = orjson.loads(answer)
-        fields |= {"role": Role(fields["role"]), "engines": tuple(fields["engines"])}
-        return Model(**fields), existed, False
     row = tx.connection.execute(select(models).where(models.c.name == model.name)).first()
+    if (answer := requests.first_answer(tx.connection, once)) is not None:
+        return *_registered_before(model, row, answer), False
     made = replace(model, create_time=tx.now)
     if row is not None:
         stored = _model(row)
@@ -229,8 +223,18 @@ def _register(tx: Transaction, model: Model, once: Once | None) -> tuple[Model, 
     else:
         tx.connection.execute(insert(models), _model_row(made))
     tx.change_catalog()
-    requests.remember(tx, once, orjson.dumps((row is not None, made)))
+    requests.remember(tx, once, remembered.of_model(row is not None, made))
     return made, row is not None, True
+
+
+def _registered_before(asked: Model, row: Row[Any] | None, answer: bytes) -> tuple[Model, bool]:
+    """The first answer of a register."""
+    existed, known = remembered.model(answer)
+    if "role" in known:
+        known["role"] = Role(known["role"])
+    if "engines" in known:
+        known["engines"] = tuple(known["engines"])
+    return replace(_model(row) if row is not None else asked, **known), existed
 
 
 def _delete_models(tx: Transaction, name: ModelName | None, once: Once | None) -> tuple[int, bool]:
@@ -253,7 +257,7 @@ def _set_weights(tx: Transaction, name: ModelName, weight_version: str, weights_
     tx.change_catalog()
     tx.connection.execute(update(models).where(models.c.name == name).values(values))
     if answer is None:
-        requests.remember(tx, once, orjson.dumps((weight_version, weights_path)))
+        requests.remember(tx, once, b"null")  # the request itself says which weights
     return replace(_model(row), weight_version=weight_version, weights_path=weights_path)
 
 

@@ -71,6 +71,7 @@ def ask(request: inference_pb2.GenerateRequest) -> Ask:
         choice_index=request.choice_index,
         once=once("Generate", request.request_id, request),
         repeat=_repeat(request, _MODES[request.mode]),
+        choice_count=request.choice_count or 1,
     )
 
 

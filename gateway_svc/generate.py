@@ -7,6 +7,7 @@ recorded.
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,11 +52,12 @@ log = logging.getLogger(__name__)
 class _Seen:
     """What the store knows when a call comes: the answer of the same request, or what it needs to begin.
 
-    `retried` = a recorded call waits for just this request.
+    `retried` = a recorded call waits for just this request; `siblings` = others of its turn are recorded.
     """
 
     earlier: Event | None
     retried: bool
+    siblings: bool
     ordinal: int
     run_id: RunId
     match: prefix.Match
@@ -118,6 +120,7 @@ class Generator:
                 seen = await self._look(ask, left)
                 if seen.earlier is not None:
                     return seen.earlier
+            self._store.check_room()
             model = self._catalog.model(name)
             used = resolve(ask, run, model, room)
             call_id = CallId(self._new_id())
@@ -137,8 +140,10 @@ class Generator:
                 engine_time=Micros(self._clock() - sent),
                 spans=found.spans,
                 role=model.role,
+                checksum=zlib.crc32(found.logprobs),
             )
-            draft = calls.Draft(ask=ask, call_id=call_id, head=head, match=seen.match, sampled=found)
+            siblings = seen.siblings or ask.choice_count > 1
+            draft = calls.Draft(ask=ask, call_id=call_id, head=head, match=seen.match, sampled=found, siblings=siblings)
             return await self._store.write(lambda tx: turns.record(tx, draft, seen.ordinal, lost=left()))
 
     async def _look(self, ask: Ask, left: Callable[[], bool]) -> _Seen:
@@ -225,10 +230,23 @@ def _look(connection: Connection, ask: Ask) -> _Seen:
     if (earlier := requests.first_answer(connection, ask.once)) is not None:
         event = calls.replayed(connection, earlier)
         return _Seen(
-            earlier=event, retried=False, ordinal=0, run_id=RunId(""), match=prefix.Match(parent=None, shared=0)
+            earlier=event,
+            retried=False,
+            siblings=False,
+            ordinal=0,
+            run_id=RunId(""),
+            match=prefix.Match(parent=None, shared=0),
         )
     rollout = rollouts.get(connection, ask.rollout_id)
     rollout_state.check_writable(rollout.status, ask.attempt, f"rollouts/{ask.rollout_id}")
-    retried = turns.retried(connection, rollout.ordinal, ask) is not None
+    equal = turns.equal(connection, rollout.ordinal, ask)
+    retried = turns.retried(connection, equal, ask) is not None
     match = calls.parent(connection, rollout.ordinal, ask.attempt, ask.prompt)
-    return _Seen(earlier=None, retried=retried, ordinal=rollout.ordinal, run_id=rollout.spec.run_id, match=match)
+    return _Seen(
+        earlier=None,
+        retried=retried,
+        siblings=bool(equal),
+        ordinal=rollout.ordinal,
+        run_id=rollout.spec.run_id,
+        match=match,
+    )

@@ -26,7 +26,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """`parent` None = nothing recorded is a prefix; `shared` = its length in tokens."""
+    """`parent` None = nothing recorded is a prefix; `shared` = tokens of it, from the start, that the prompt has."""
 
     parent: Sequence | None
     shared: int

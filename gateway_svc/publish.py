@@ -35,8 +35,8 @@ class Publisher:
             raise InvalidFieldError("weights_path is missing", field="weights_path")
         await self._catalog.refresh()
         model = self._catalog.model(name)
-        if (earlier := await self._catalog.published(once)) is not None:  # newer weights may be in place: they stay
-            return replace(model, weight_version=earlier[0], weights_path=earlier[1])
+        if await self._catalog.published(once):  # newer weights may be in place: they stay
+            return replace(model, weight_version=weight_version, weights_path=weights_path)
         task = asyncio.create_task(self._publish(name, weight_version, weights_path, once))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,8 +1,8 @@
 """A store without room: what is known of it, and when it is over.
 
 In: failed writes, told by the store. Out: health of `whippletree.v1.write`, which is NOT_SERVING while nothing can be
-written. Reads go on, and every write is still tried, so one that fits is taken; a probe of its own says when there is
-room again.
+written. Reads go on, and every write is still tried, so one that fits is taken; but nothing is sampled that could not
+be recorded. A probe of its own says when there is room again.
 """
 
 import asyncio
@@ -43,6 +43,7 @@ class RoomKeeper:
             while self._full:
                 await asyncio.sleep(self._pause)
                 self._full = not await self._has_room()
+            self._store.has_room()
             log.warning("the store has room again")
             await self._tell(True)
 

@@ -122,7 +122,8 @@ calls = Table(
     Column("suffix", LargeBinary, nullable=False),
     Index("ix_calls_rollout_attempt_length", "rollout", "attempt", "length"),
 )
-"""The prompt is the first `shared` tokens of the parent's prompt + response, then `suffix`; `length` and `digest`
+"""The prompt is the first `shared` tokens of the parent's prompt + response, then `suffix`: all of the parent's tokens
+where the prompt continues it, its prompt alone where both are samplings of one prompt. `length` and `digest`
 (BLAKE2b, 128 bits) are those of prompt + response. `head` is JSON of everything else that is not searched for."""
 
 requests = Table(

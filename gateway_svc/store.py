@@ -37,7 +37,8 @@ T = TypeVar("T")
 
 BATCH = 512
 """Operations in one commit at most."""
-
+FULL_PAUSE = 2.0
+"""Seconds after which a caller that found no room may come again."""
 
 _IDENTITY = select(facts.c.text).where(facts.c.name == "store")
 _COUNTERS = select(counters.c.change, counters.c.sequence, counters.c.catalog)
@@ -104,6 +105,7 @@ class Store:
         self._loop = asyncio.get_running_loop()
         self._on_commit: list[Callable[[int], None]] = []
         self._on_full: Callable[[], None] = lambda: None
+        self._full = False
         self._closed = False
         self._opened, self._latest, self._identity = Numbers(), Numbers(), ""
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
@@ -135,6 +137,15 @@ class Store:
     def on_full(self, listener: Callable[[], None]) -> None:
         """Call `listener()` in the loop after a write that found no room."""
         self._on_full = listener
+
+    def check_room(self) -> None:
+        """Raise StoreFullError where a write found no room and none was found since: what costs much is not begun."""
+        if self._full:
+            raise StoreFullError("the store has no room", retry_after=FULL_PAUSE)
+
+    def has_room(self) -> None:
+        """Somebody wrote as much as is needed to go on."""
+        self._full = False
 
     @property
     def change(self) -> int:
@@ -270,6 +281,7 @@ class Store:
             else:
                 job.future.set_result(job.result)
         if any(isinstance(job.error, StoreFullError) for job in batch):
+            self._full = True
             self._on_full()
         self._committed(given)
 
@@ -328,7 +340,7 @@ def _is_full(error: Exception) -> bool:
 def _told(error: Exception) -> Exception:
     """What the callers of a failed operation are told."""
     if _is_full(error):
-        return StoreFullError("the store has no room; nothing was written", retry_after=2.0)
+        return StoreFullError("the store has no room; nothing was written", retry_after=FULL_PAUSE)
     if isinstance(error, DataError):
         return InvalidFieldError("the store cannot hold this value: a NUL character, or a number out of range")
     return error

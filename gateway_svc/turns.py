@@ -5,6 +5,7 @@ Invariant: a call has one holder, the latest request that was given it; only the
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import orjson
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -37,12 +38,17 @@ def record(tx: Transaction, draft: calls.Draft, rollout: int, *, lost: bool) -> 
     return event
 
 
-def retried(connection: Connection, rollout: int, ask: Ask) -> int | None:
-    """Sequence of the recorded call that this request retries."""
+def equal(connection: Connection, rollout: int, ask: Ask) -> Sequence[Any]:
+    """The recorded calls of the same turn, latest first: rows of sequence, idempotency_key, lost."""
     if ask.repeat is None:
-        return None
-    rows = connection.execute(_EQUAL, {"rollout": rollout, "attempt": ask.attempt, "turn": ask.repeat.turn}).all()
-    if not rows:
+        return ()
+    keys = {"rollout": rollout, "attempt": ask.attempt, "turn": ask.repeat.turn}
+    return connection.execute(_EQUAL, keys).all()
+
+
+def retried(connection: Connection, rows: Sequence[Any], ask: Ask) -> int | None:
+    """Sequence of the recorded call that this request retries, out of the equal ones."""
+    if ask.repeat is None or not rows:
         return None
     written = select(calls_table.c.sequence).where(
         calls_table.c.sequence.in_([row.sequence for row in rows]), calls_table.c.delivered
@@ -63,7 +69,7 @@ def take_over(tx: Transaction, ask: Ask, *, lost: bool) -> Event | None:
         return calls.replayed(tx.connection, answer)
     rollout = rollouts.get(tx.connection, ask.rollout_id)
     rollout_state.check_writable(rollout.status, ask.attempt, f"rollouts/{ask.rollout_id}")
-    if (sequence := retried(tx.connection, rollout.ordinal, ask)) is None:
+    if (sequence := retried(tx.connection, equal(tx.connection, rollout.ordinal, ask), ask)) is None:
         return None
     answer = orjson.dumps(sequence)
     event = calls.replayed(tx.connection, answer)

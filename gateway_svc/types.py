@@ -229,6 +229,8 @@ class CallHead:
     spans: tuple[Span, ...]
     role: Role = Role.POLICY
     """What the model was for when it answered."""
+    checksum: int | None = None
+    """CRC-32 of the packed log-probabilities, by which they are verified; None = recorded before there was one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,3 +327,5 @@ class Ask:
     once: Once | None = field(default=None)
     repeat: Repeat | None = None
     """None = no retries are recognised."""
+    choice_count: int = 1
+    """How many requests like this one, by their `choice_index`, ask for a response to the prompt."""

@@ -96,6 +96,7 @@ class Completions:
                 dialect=dialect.name,
                 request_id=request_id,
                 choice=index,
+                choices=request.choices,
                 digest=request.digest,
                 repeat=repeat,
             )

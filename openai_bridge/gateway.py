@@ -43,6 +43,8 @@ class Ask:
     dialect: str
     request_id: str
     choice: int
+    choices: int
+    """How many requests of the harness's one, this among them, ask for a response to the prompt."""
     digest: bytes
     """Of the harness's body; see `ChatRequest.digest`."""
     repeat: Repeat
@@ -72,6 +74,7 @@ class Gateway:
             dialect=ask.dialect,
             request_id=ask.request_id,
             choice_index=ask.choice,
+            choice_count=ask.choices,
             asked_sampling=ask.sampling.other,
             body_digest=ask.digest,
             idempotency_key=ask.repeat.key,

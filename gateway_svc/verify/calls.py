@@ -1,5 +1,6 @@
 """Model calls: every call is expanded through its parents, and its tokens must give the digest stored with it."""
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,6 +21,7 @@ class _Whole:
     call_id: str
     attempt: int
     tokens: bytes
+    prompt_count: int
 
 
 def check(connection: Connection, report: Report) -> None:
@@ -40,7 +42,9 @@ def _check_call(row: Row[Any], seen: dict[int, _Whole], report: Report) -> None:
     report.count("tokens of responses", row.response_count)
     before = _shared(row, where, seen, report)
     prompt = before + row.suffix
-    seen[row.sequence] = _Whole(call_id=row.call_id, attempt=row.attempt, tokens=prompt + row.response)
+    seen[row.sequence] = _Whole(
+        call_id=row.call_id, attempt=row.attempt, tokens=prompt + row.response, prompt_count=row.prompt_count
+    )
     if len(prompt) != 4 * row.prompt_count:
         report.fault(where, f"its prompt has {len(prompt) / 4:g} tokens instead of {row.prompt_count}")
     if len(row.response) != 4 * row.response_count or len(row.logprobs) != 4 * row.response_count:
@@ -65,17 +69,21 @@ def _shared(row: Row[Any], where: str, seen: Mapping[int, _Whole], report: Repor
         return b""
     if parent.call_id != row.parent_call_id or parent.attempt != row.attempt:
         report.fault(where, f"its parent {row.parent} is call {parent.call_id} of attempt {parent.attempt}")
-    if 4 * row.shared != len(parent.tokens):
-        report.fault(where, f"shares {row.shared} tokens with its parent, which has {len(parent.tokens) // 4}")
+    if row.shared not in (len(parent.tokens) // 4, parent.prompt_count):
+        sizes = f"{parent.prompt_count} in its prompt and {len(parent.tokens) // 4} in all"
+        report.fault(where, f"shares {row.shared} tokens with its parent, which has {sizes}")
     return parent.tokens[: 4 * row.shared]
 
 
 def _check_head(row: Row[Any], where: str, report: Report) -> None:
     try:
-        spans = [(span["start"], span["end"]) for span in orjson.loads(row.head)["spans"]]
+        head = orjson.loads(row.head)
+        spans = [(span["start"], span["end"]) for span in head["spans"]]
     except (ValueError, KeyError, TypeError):
         report.fault(where, "what is stored beside its tokens cannot be read")
         return
     edges = [0, *(end for _, end in spans)]
     if [start for start, _ in spans] != edges[:-1] or edges[-1] != row.response_count:
         report.fault(where, f"its weight versions cover {spans} of {row.response_count} tokens")
+    if head.get("checksum") not in (None, zlib.crc32(row.logprobs)):  # recorded before there was one
+        report.fault(where, "its log-probabilities do not give their checksum")

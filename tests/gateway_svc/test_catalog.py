@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, update
 from whippletree.v1 import model_call_pb2, model_pb2, run_pb2
 
-from tests.fakes.gateway import RunningGateway, refused, running_gateway
+from gateway_svc import convert
+from gateway_svc.schema import requests
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gateway import RunningGateway, record_of, refused, running_gateway
 from whippletree.errors import AlreadyExistsError, InvalidFieldError, NotFoundError, RequestIdReusedError
 
 
@@ -45,6 +49,67 @@ async def test_creating_a_run_again_gives_what_is_stored(gateway: RunningGateway
         await gateway.runs.CreateRun(wanted(temperature=0.6))
     async with refused(RequestIdReusedError):
         await gateway.runs.CreateRun(wanted("y", request_id="k"))
+
+
+OLD = {
+    "the first": {"CreateRun": b"false", "RegisterModel": b"false", "PublishWeights": b"null"},
+    "the second": {
+        "CreateRun": b'[false,"rollout"]',
+        "RegisterModel": b'[false,{"name":"m","role":"policy","engines":[],"weight_version":"","weights_path":"",'
+        b'"tokenizer_path":"tok","context_length":10,"vocabulary_size":10,"create_time":%d}]',
+        "PublishWeights": b'["v1","/w"]',
+    },
+    "one to come": {
+        "CreateRun": b'{"existed":false,"phase":"rollout","later":1}',
+        "RegisterModel": b'{"existed":false,"model":{"name":"m","later":[]}}',
+        "PublishWeights": b'{"later":1}',
+    },
+}
+"""Answers as gateways of other versions remembered them."""
+
+
+@pytest.mark.parametrize("answers", OLD.values(), ids=OLD.keys())
+async def test_what_a_gateway_of_another_version_answered_is_answered_again(
+    tmp_path: Path, engine: FakeEngine, answers: dict[str, bytes]
+) -> None:
+    register = registered()
+    register.request_id = "m"
+    publish = model_pb2.PublishWeightsRequest(
+        name="models/served", weight_version="v1", weights_path="/w", request_id="p"
+    )
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.register_model(engine.url, name="served")
+        run = await gateway.runs.CreateRun(wanted(request_id="r"))
+        model = await gateway.models.RegisterModel(register)
+        weights = await gateway.models.PublishWeights(publish)
+    database = create_engine(url_of(tmp_path))
+    with database.begin() as connection:
+        for method, answer in answers.items():
+            if b"%d" in answer:
+                answer %= model.model.create_time.ToMicroseconds()
+            changed = update(requests).where(requests.c.method == method).values(answer=answer)
+            assert connection.execute(changed).rowcount == 1
+    database.dispose()
+    async with running_gateway(tmp_path) as gateway:
+        assert await gateway.runs.CreateRun(wanted(request_id="r")) == run
+        assert await gateway.models.RegisterModel(register) == model
+        repeated = await gateway.models.PublishWeights(publish)
+    assert (repeated.model.name, repeated.model.weight_version) == (weights.model.name, "v1")
+    assert len(engine.requests("/update_weights_from_disk")) == 1
+
+
+def url_of(folder: Path) -> str:
+    """The record in this folder, for SQLAlchemy."""
+    where = record_of(folder)
+    return where if isinstance(where, str) else f"sqlite:///{where}"
+
+
+def test_a_request_has_the_digest_that_the_first_gateways_gave_it() -> None:
+    register = registered()
+    register.request_id = "m"
+    once = convert.once("RegisterModel", "m", register)
+    assert once is not None
+    assert once.digest.hex() == "ad3743c552b6c90c88ecdb1aafbdf80a"
 
 
 @pytest.mark.parametrize(

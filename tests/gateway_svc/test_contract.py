@@ -9,6 +9,7 @@ FILES = (attempt_pb2, event_pb2, inference_pb2, model_pb2, phase_pb2, rollout_pb
 READS = ("Get", "List", "Watch", "Export")
 """How the names of rpcs begin that change nothing."""
 WITHOUT = {
+    "HeartbeatEngine": "it says that the engine lives now",
     "MarkDelivered": "delivered is final",
     "MarkUndelivered": "only the latest request that was given a call can lose it, and it is named",
 }

@@ -100,6 +100,11 @@ async def test_a_record_is_looked_through_while_it_is_served(tmp_path: Path, eng
             "update calls set suffix = cast(suffix || x'01000000' as blob)", "instead of", id="prompt too long"
         ),
         pytest.param("update calls set logprobs = zeroblob(4)", "1 log-probabilities", id="log-probabilities missing"),
+        pytest.param(
+            "update calls set logprobs = zeroblob(length(logprobs))",
+            "do not give their checksum",
+            id="log-probabilities changed",
+        ),
         pytest.param("update calls set length = 99", "its length 99", id="length"),
         pytest.param("update calls set head = '{}'", "cannot be read", id="head"),
         pytest.param(
@@ -131,6 +136,13 @@ async def test_damage_is_found(record: Path, damage: str, found: str) -> None:
         connection.commit()
     faults = archive.look_through(record).faults
     assert any(found in fault.what for fault in faults), faults
+
+
+async def test_log_probabilities_from_before_there_were_checksums_are_believed(record: Path) -> None:
+    with sqlite3.connect(record) as connection:
+        connection.execute("update calls set head = json_remove(head, '$.checksum')")
+        connection.commit()
+    assert archive.look_through(record).faults == []
 
 
 async def test_a_file_whose_pages_are_damaged_is_not_believed(record: Path, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ async def test_several_choices_are_several_generations(start_bridge: Start) -> N
     async with start_bridge(reply=numbered) as bridge:
         _, data = await read(bridge.call(body(n=3)))
         texts = [choice["message"]["content"] for choice in json.loads(data)["choices"]]
+        assert {request.choice_count for request in bridge.policy.asked} == {3}
         assert texts == ["choice 0", "choice 1", "choice 2"]
         assert len({request.request_id for request in bridge.policy.asked}) == 3
         await bridge.policy.until(lambda: len(bridge.policy.delivered) == 3)
