@@ -53,7 +53,7 @@ test: setup postgresql ## Run all tests but those that start the whole system
 
 .PHONY: e2e
 e2e: setup ## Start the whole system, train two short steps, look at everything
-	$(PYTEST) -m e2e tests/e2e
+	$(PYTEST) -m e2e tests/e2e tests/deploy
 
 .PHONY: gpu
 gpu: setup ## Tests that need a CUDA device

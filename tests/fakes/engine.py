@@ -58,6 +58,9 @@ class FakeEngine:
         self.generations: dict[str, Generation] = {}  # by rid, finished ones too
         self.failures: dict[str, list[Failure]] = {}
         self.flushes = 0
+        self.loading = asyncio.Event()
+        """New weights are loaded once this is set."""
+        self.loading.set()
         self._running = asyncio.Event()
         self._running.set()
         self._changed = asyncio.Condition()
@@ -225,6 +228,7 @@ class FakeEngine:
 
     async def _update(self, request: web.Request) -> web.Response:
         body: Body = request[BODY]
+        await self.loading.wait()
         self.model_path = body["model_path"]
         message = "Succeeded to update model weights."
         if body.get("weight_version"):  # without one the old label stays, as in the real server

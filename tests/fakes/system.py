@@ -9,7 +9,7 @@ from pathlib import Path
 from gateway_svc import server as gateway_server
 from gateway_svc.settings import GatewaySettings
 from openai_bridge import server as bridge_server
-from openai_bridge.settings import BridgeSettings
+from openai_bridge.settings import BridgeSettings, StreamSettings
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import RunningGateway, running_gateway
@@ -40,12 +40,15 @@ class System:
 
 
 @contextlib.asynccontextmanager
-async def system(folder: Path, *, joint: bool = False, **changes: object) -> AsyncIterator[System]:
+async def system(
+    folder: Path, *, joint: bool = False, stream: StreamSettings | None = None, **changes: object
+) -> AsyncIterator[System]:
     """Start it, with `models/tiny` registered; `changes` are fields of GatewaySettings.
 
-    `joint` = gateway and bridge are together on one port, as in one process.
+    `joint` = gateway and bridge are together on one port, as in one process. `stream` is the bridge's.
     """
-    model, settings = write_chat_model(folder / "model"), BridgeSettings(grace=0, insecure_dev=True)
+    model = write_chat_model(folder / "model")
+    settings = BridgeSettings(grace=0, insecure_dev=True, stream=stream or StreamSettings())
     start = partial(_joint, settings) if joint else gateway_server.serving
     async with (
         FakeEngine() as engine,
