@@ -168,6 +168,20 @@ class PermissionDeniedError(WhippletreeError):
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
+class RequestTooLargeError(WhippletreeError):
+    """A body, or what it holds when it is decompressed, is over the limit."""
+
+    reason = "REQUEST_TOO_LARGE"
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class UnsupportedEncodingError(WhippletreeError):
+    """A body is encoded in a way that is not served."""
+
+    reason = "UNSUPPORTED_ENCODING"
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
 class InternalError(WhippletreeError):
     """A fault of ours: the message never holds an exception's text."""
 
@@ -240,6 +254,8 @@ _BY_REASON: Mapping[str, type[WhippletreeError]] = {
         StoreFullError,
         UnauthenticatedError,
         PermissionDeniedError,
+        RequestTooLargeError,
+        UnsupportedEncodingError,
         ResumeTokenExpiredError,
         DeadlineError,
     )

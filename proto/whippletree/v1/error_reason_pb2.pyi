@@ -66,6 +66,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAUTHENTICATED: there is no key or token, or it is none of ours, revoked or expired."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 20
     """PERMISSION_DENIED: the key or token is valid, but not for this: another rollout, attempt or mode, or a scope is missing."""
+    ERROR_REASON_REQUEST_TOO_LARGE: _ErrorReason.ValueType  # 21
+    """INVALID_ARGUMENT: a body, or what it holds when it is decompressed, is over the limit."""
+    ERROR_REASON_UNSUPPORTED_ENCODING: _ErrorReason.ValueType  # 22
+    """INVALID_ARGUMENT: a body is encoded (compressed) in a way that is not served."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The `reason` of the one google.rpc.ErrorInfo that every error carries (domain "whippletree"). The gRPC code says what a
@@ -117,4 +121,8 @@ ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 19
 """UNAUTHENTICATED: there is no key or token, or it is none of ours, revoked or expired."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 20
 """PERMISSION_DENIED: the key or token is valid, but not for this: another rollout, attempt or mode, or a scope is missing."""
+ERROR_REASON_REQUEST_TOO_LARGE: ErrorReason.ValueType  # 21
+"""INVALID_ARGUMENT: a body, or what it holds when it is decompressed, is over the limit."""
+ERROR_REASON_UNSUPPORTED_ENCODING: ErrorReason.ValueType  # 22
+"""INVALID_ARGUMENT: a body is encoded (compressed) in a way that is not served."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
