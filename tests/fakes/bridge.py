@@ -17,6 +17,7 @@ from tests.fakes.policy import FakePolicy, Request, Sampled, services_of, servin
 from whippletree.channel import connect
 from whippletree.local import LocalChannel
 from whippletree.serve import listening
+from whippletree.telemetry import observing
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 TEXT = tokenizer()
@@ -86,8 +87,9 @@ async def _served(settings: BridgeSettings, policy: FakePolicy | None) -> AsyncI
             yield port
         return
     async with (
-        server.offering(settings, LocalChannel.to(services_of(policy))) as offer,
-        listening(offer.services, settings.listen, drain=offer.drain) as port,
+        observing("bridge", settings.metrics, settings.telemetry) as telemetry,
+        server.offering(settings, LocalChannel.to(services_of(policy)), telemetry) as offer,
+        listening(offer.services, settings.listen, drain=offer.drain, interceptors=[telemetry.interceptor]) as port,
     ):
         yield port
 

@@ -24,11 +24,12 @@ from whippletree.contract import public_services
 from whippletree.local import LocalChannel
 from whippletree.serve import listening, until_signal
 from whippletree.settings import load
+from whippletree.telemetry import observing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of both services; `listen`, `grace` and `log_level` of the process are the gateway's."""
+    """Of both services; `listen`, `grace`, `log_level`, `metrics` and `telemetry` of the process are the gateway's."""
 
     gateway: GatewaySettings
     bridge: BridgeSettings
@@ -52,8 +53,9 @@ def settings_of(arguments: Sequence[str]) -> Settings:
 async def serving(settings: Settings) -> AsyncIterator[int]:
     """Both, while the block runs; yields their port. OSError where port or store is in use."""
     async with (
-        gateway_server.offering(settings.gateway) as gateway,
-        bridge_server.offering(settings.bridge, LocalChannel.to(gateway.services)) as bridge,
+        observing("together", settings.gateway.metrics, settings.gateway.telemetry) as telemetry,
+        gateway_server.offering(settings.gateway, telemetry) as gateway,
+        bridge_server.offering(settings.bridge, LocalChannel.to(gateway.services), telemetry) as bridge,
     ):
 
         async def drain() -> None:
@@ -67,6 +69,7 @@ async def serving(settings: Settings) -> AsyncIterator[int]:
             drain=drain,
             reflected=public_services(),
             checks=gateway.checks,
+            interceptors=[telemetry.interceptor],
         ) as port:
             yield port
 
