@@ -1,6 +1,7 @@
 """Serving measured: real Envoy, bridge and gateway with durable settings (synchronous FULL), asked over HTTP.
 
-Run: `make bench-serving` (SCALE=0.1 for a short form). Prints one line per part, then one JSON object.
+Run: `make bench-serving` (SCALE=0.1 for a short form; TOGETHER=0 for bridge and gateway as two processes, by default
+they are one). Prints one line per part, then one JSON object.
 
 What the names mean; "per CPU-second" counts the processor time of Envoy, bridge and gateway together, and neither that
 of the engine (`benchmarks/engine.py`, which answers at once with 128 tokens of real text) nor that of the clients:
@@ -289,7 +290,7 @@ PARTS: dict[str, Callable[[Bench], Awaitable[None]]] = {
 
 
 @asynccontextmanager
-async def serving(folder: Path, scale: float) -> AsyncIterator[Bench]:
+async def serving(folder: Path, scale: float, together: bool) -> AsyncIterator[Bench]:
     """The system, its model and its runs; two engines, one of them slow."""
     text = words.corpus()
     made = words.tokenizer(text)
@@ -302,7 +303,7 @@ async def serving(folder: Path, scale: float) -> AsyncIterator[Bench]:
         program("benchmarks.engine", *arguments, "--delay", str(DELAY)) as (slow, _),
         Supervisor(folder, lambda name, what: None) as supervisor,
     ):
-        layout = choose(Options(model_dir=model_dir, run_dir=folder, port=0, engine_url=engine))
+        layout = choose(Options(model_dir=model_dir, run_dir=folder, port=0, engine_url=engine, together=together))
         await supervisor.start([plan.gateway(layout)])
         gateway = f"{plan.HOST}:{layout.ports.gateway}"
         config = plan.envoy_config(layout)
@@ -326,9 +327,9 @@ async def serving(folder: Path, scale: float) -> AsyncIterator[Bench]:
             yield Bench(supervisor=supervisor, layout=layout, channel=channel, text=text, reply=reply, scale=scale)
 
 
-async def main(scale: float, parts: Sequence[str], folder: Path) -> dict[str, Any]:
+async def main(scale: float, parts: Sequence[str], folder: Path, together: bool) -> dict[str, Any]:
     """Run the parts on one system; all figures."""
-    async with serving(folder, scale) as bench:
+    async with serving(folder, scale, together) as bench:
         for part in parts:
             await PARTS[part](bench)
         bench.tell(rss_mb={name: memory_mb(bench.supervisor.pids[name]) for name in bench.cpu()})
@@ -339,9 +340,17 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measure serving.")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full times and counts")
     parser.add_argument("--parts", default=",".join(PARTS), help="which parts, by comma")
+    parser.add_argument("--together", type=int, choices=(0, 1), default=1, help="bridge and gateway in one process")
     parser.add_argument("--folder", default=None, help="where the record is made; default a temporary folder")
     given = parser.parse_args()
-    how = {"scale": given.scale, "synchronous": "FULL", "response_tokens": RESPONSE, **described()}
+    together = bool(given.together)
+    how = {
+        "scale": given.scale,
+        "together": together,
+        "synchronous": "FULL",
+        "response_tokens": RESPONSE,
+        **described(),
+    }
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
-        measured = uvloop.run(main(given.scale, given.parts.split(","), Path(temporary).resolve()))
+        measured = uvloop.run(main(given.scale, given.parts.split(","), Path(temporary).resolve(), together))
     print(json.dumps({**measured, "peer": PEER, "how": how}))
