@@ -17,6 +17,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a template may raise over a conversation that it was not written for."""
 
+DICT_ATTRIBUTES = frozenset(dir(dict))
+
 PROBE = '{"probe":  1}'
 """Arguments whose odd spacing no serialiser writes."""
 
@@ -29,10 +31,17 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+        return nodes.Scope(body, lineno=line)
 
-    def _body(self, caller: Callable[[], str]) -> str:
-        return caller()
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox that reads the keys of messages, three quarters of what templates do, without raising and catching."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """What `obj.attribute` means in a template: an attribute first, then a key."""
+        if type(obj) is not dict or attribute in DICT_ATTRIBUTES:
+            return super().getattr(obj, attribute)
+        return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
 
 
 class ChatTemplate:
@@ -42,7 +51,7 @@ class ChatTemplate:
         self, source: str, *, variables: Mapping[str, Any], now: Callable[[], datetime] = datetime.now
     ) -> None:
         """`variables` are the tokenizer's special tokens (bos_token, eos_token, ...)."""
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
         environment.filters["tojson"] = _to_json

@@ -18,6 +18,9 @@ KEPT = 8
 LONG = 8_192
 """Characters from which text is tokenized in a thread: some milliseconds, for which other calls would have to wait."""
 
+TAIL = 256
+"""Characters of a prompt's end that tell whether it opened a reasoning block."""
+
 
 class Tokenizers:
     """Tokenizers by folder. Invariant: one load per folder at a time."""
@@ -34,7 +37,7 @@ class Tokenizers:
             if len(self._loading) > KEPT:
                 self._loading.popitem(last=False)
         try:
-            return await asyncio.shield(task)
+            return task.result() if task.done() else await asyncio.shield(task)
         except Exception as error:  # tokenizers raises bare Exception over a file that it cannot read
             if self._loading.get(path) is task:
                 del self._loading[path]
@@ -48,7 +51,8 @@ async def to_prompt(tokenizer: Tokenizer, request: ChatRequest, *, context_lengt
     template = tokenizer.template(with_tools=bool(request.tools))
     text = render(template, request)
     check_length(tokenizer, text, context_length)
-    return Prompt(ids=await _tokenized(tokenizer.pieces, text), in_reasoning=text.rstrip().endswith("<think>"))
+    in_reasoning = text[-TAIL:].rstrip().endswith("<think>")
+    return Prompt(ids=await _tokenized(tokenizer.pieces, text), in_reasoning=in_reasoning)
 
 
 def check_length(tokenizer: Tokenizer, text: str, context_length: int) -> None:

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+from jinja2.exceptions import SecurityError
 
 from openai_bridge.render import render, system_first
 from openai_bridge.template import ChatTemplate
@@ -71,3 +72,25 @@ def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
 def test_template_arguments_are_variables_of_the_template() -> None:
     assert render(template(), request(USER, enable_thinking=False)).endswith("<think>\n\n</think>\n\n")
     assert render(template(), request(USER)).endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ messages[0].role }}{{ messages[0].nothing is defined }}", "userFalse"),
+        ("{% for key, value in messages[0].items() %}{{ key }}{% endfor %}", "rolecontentitems"),
+        ("{{ messages[0]['items'] }}{{ messages[0].get('content') }}", "keyhello"),
+        ("{{ messages[0].__class__ is defined }}", "False"),
+        ("{% set a = 1 %}{% generation %}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}", "21"),
+    ],
+    ids=["keys", "methods-first", "key-beside-method", "sandbox", "generation-has-its-own-variables"],
+)
+def test_names_in_a_template_mean_what_they_mean_in_jinja(source: str, expected: str) -> None:
+    template = ChatTemplate(source, variables={})
+    assert template.render([{"role": "user", "content": "hello", "items": "key"}]) == expected
+
+
+def test_a_template_cannot_change_its_messages() -> None:
+    template = ChatTemplate("{{ messages[0].pop('role') }}", variables={})
+    with pytest.raises(SecurityError):
+        template.render([{"role": "user"}])
