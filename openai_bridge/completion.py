@@ -65,8 +65,7 @@ class Completions:
         if request.stream and self.keep_alive > 0:
             while not (await asyncio.wait({work}, timeout=self.keep_alive))[0]:
                 yield Part(content_type=SSE, data=dialect.keep_alive)
-        await asyncio.wait({work})
-        completion, call_ids = scope.result(work)
+        completion, call_ids = await scope.result(work)
         if request.stream:
             for chunk in packed(dialect.events(completion, request), MESSAGE):
                 yield Part(content_type=SSE, data=chunk)
@@ -116,12 +115,15 @@ class Completions:
 
     async def _generate(self, asks: Sequence[Ask]) -> list[Generation]:
         """One generation per choice, all or none. Each has one request id for as long as its request lives."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self.gateway.generate(ask)) for ask in asks]
-        except BaseExceptionGroup as group:
-            raise first(group) from group
-        generations = [task.result() for task in running]
+        if len(asks) == 1:  # a task of its own would only cost
+            generations = [await self.gateway.generate(asks[0])]
+        else:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    running = [tasks.create_task(self.gateway.generate(ask)) for ask in asks]
+            except BaseExceptionGroup as group:
+                raise first(group) from group
+            generations = [task.result() for task in running]
         if any(generation.finish is Finish.ABORT for generation in generations):
             raise EngineUnavailableError("The generation was aborted by the engine.")
         return generations

@@ -45,11 +45,15 @@ class Scope:
         for task in list(self._tasks):
             task.cancel()
 
-    def result(self, task: asyncio.Task[T]) -> T:
-        """The result of ended work; ShuttingDownError where the stop cut it."""
-        if task.cancelled():
-            raise ShuttingDownError("The service is shutting down.")
-        return task.result()
+    async def result(self, task: asyncio.Task[T]) -> T:
+        """The result of work, when it has ended; ShuttingDownError where the stop cut it."""
+        try:
+            return await task
+        except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if waiting is not None and waiting.cancelling():
+                raise  # it is who waits that is cut
+            raise ShuttingDownError("The service is shutting down.") from None
 
     def __enter__(self) -> Self:
         self._in_flight.opened(self)

@@ -36,6 +36,8 @@ class Models:
 
     async def find(self, rollout: str, name: str) -> Model:
         """The model of a name. NotFoundError that names what there is."""
+        if (known := self._known(rollout, name)) is not None:
+            return known
         found = _named(await self.allowed(rollout), name)
         if found is None:
             await self._list(since=self._clock())
@@ -46,6 +48,12 @@ class Models:
                 f"The model '{name}' does not exist. Models: {there}.", name=f"models/{name}", field="model"
             )
         return found
+
+    def _known(self, rollout: str, name: str) -> Model | None:
+        """The rollout's policy, where it has this name and nothing need be asked."""
+        if name != self._policies.get(self._runs.get(rollout, "")) or self._listed_at < self._clock() - self._age:
+            return None
+        return _named(self._listed[0], name)
 
     async def _policy(self, rollout: str) -> str:
         run = await _kept(self._runs, rollout, self._gateway.run_of)

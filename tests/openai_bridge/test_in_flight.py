@@ -32,9 +32,7 @@ async def test_drain_lets_work_end_within_its_grace() -> None:
 
     async def answer() -> str:
         with in_flight.scope() as scope:
-            work = scope.start(go.wait())
-            await asyncio.wait({work})
-            return str(scope.result(work))
+            return str(await scope.result(scope.start(go.wait())))
 
     answering = asyncio.create_task(answer())
     await asyncio.sleep(0)
@@ -49,14 +47,24 @@ async def test_drain_cuts_what_is_left_and_tells_why() -> None:
 
     async def answer() -> None:
         with in_flight.scope() as scope:
-            work = scope.start(forever())
-            await asyncio.wait({work})
-            scope.result(work)
+            await scope.result(scope.start(forever()))
 
     answering = asyncio.create_task(answer())
     await asyncio.sleep(0)
     await in_flight.drain(0.01)
     with pytest.raises(ShuttingDownError):
+        await answering
+
+
+async def test_who_waits_for_work_can_be_cancelled_with_it() -> None:
+    async def answer() -> None:
+        with InFlight().scope() as scope:
+            await scope.result(scope.start(forever()))
+
+    answering = asyncio.create_task(answer())
+    await asyncio.sleep(0)
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await answering
 
 
