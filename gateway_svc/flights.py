@@ -8,16 +8,28 @@ twice as long after each that came, because clients come back later each time; t
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from gateway_svc import retry
 from gateway_svc.types import Ask, Event, RolloutId
 from whippletree.errors import RequestIdReusedError
 
+LOOK_AGAIN = 1.0
+"""Seconds between two looks whether another replica still waits for what nobody here waits for."""
 LONGEST_GRACE = 8.0
 """Seconds at most, however many retries came, unless the setting is longer: the official clients' longest pause."""
 
 Place = tuple[RolloutId, int, bytes]
+
+
+class Elsewhere(Protocol):
+    """What other replicas have to do with a flight of this one."""
+
+    def left(self, is_left: bool) -> None:
+        """Tell them that nobody waits here any more, or again."""
+
+    async def wanted(self) -> bool:
+        """Whether one of them waits for it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -29,6 +41,7 @@ class Flight:
     task: "asyncio.Task[Event]" = field(init=False)
     waiting: int = 0
     timer: asyncio.TimerHandle | None = None
+    elsewhere: Elsewhere | None = None
 
     @property
     def left(self) -> bool:
@@ -50,6 +63,7 @@ class Flights:
         self._by_request: dict[str, Flight] = {}
         self._by_place: dict[Place, list[Flight]] = {}
         self._tasks: set[asyncio.Task[Event]] = set()
+        self._asking: set[asyncio.Task[None]] = set()
 
     def find(self, key: str, digest: bytes, ask: Ask) -> Flight | None:
         """The generation that this request repeats or retries. Raises RequestIdReusedError."""
@@ -79,6 +93,8 @@ class Flights:
         if flight.timer is not None:
             flight.timer.cancel()
             flight.timer = None
+            if flight.elsewhere is not None:
+                flight.elsewhere.left(False)
         try:
             return await asyncio.shield(flight.task)
         finally:
@@ -103,9 +119,29 @@ class Flights:
         return None if found is None else flights[found]
 
     def _abandon(self, flight: Flight) -> None:
+        if flight.elsewhere is not None:
+            flight.elsewhere.left(True)
         grace = patience(self._grace, len(flight.requests) - 1)
         if grace > 0 and (flight.ask.once or flight.ask.repeat):  # else nobody could join
-            flight.timer = asyncio.get_running_loop().call_later(grace, self._end, flight)
+            flight.timer = asyncio.get_running_loop().call_later(grace, self._give_up, flight)
+        else:
+            self._give_up(flight)
+
+    def _give_up(self, flight: Flight) -> None:
+        """End it, unless another replica waits for it: then look again after a while."""
+        if flight.elsewhere is None:
+            self._end(flight)
+        else:
+            task = asyncio.create_task(self._end_unless_wanted(flight, flight.elsewhere))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def _end_unless_wanted(self, flight: Flight, elsewhere: Elsewhere) -> None:
+        wanted = await elsewhere.wanted()
+        if not flight.left or flight.task.done():
+            return
+        if wanted:
+            flight.timer = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._give_up, flight)
         else:
             self._end(flight)
 

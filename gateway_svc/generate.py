@@ -9,6 +9,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from gateway_svc.catalog import Catalog
 from gateway_svc.engines import answer
 from gateway_svc.engines.pool import Pool
 from gateway_svc.engines.sglang import RESERVED, EngineError, Sglang
-from gateway_svc.flights import Flights
+from gateway_svc.flights import Flight, Flights
 from gateway_svc.phase import Gates
 from gateway_svc.store import Store
 from gateway_svc.types import (
@@ -47,6 +48,9 @@ from whippletree.tokens import unpack_ids
 
 log = logging.getLogger(__name__)
 
+Claimed = Callable[[Flight], AbstractAsyncContextManager[None]]
+"""Entered when no other replica runs what the flight repeats or retries."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
@@ -66,7 +70,8 @@ class _Seen:
 class Generator:
     """Runs calls. `tries` = how often an engine is asked for one response; `pause` = seconds between two tries.
 
-    `retry_grace` = seconds for which a generation whose callers have all gone away waits for a retry.
+    `retry_grace` = seconds for which a generation whose callers have all gone away waits for a retry. `claimed` = how
+    several replicas run one generation once; None = there is one replica.
     """
 
     def __init__(
@@ -82,18 +87,17 @@ class Generator:
         tries: int,
         pause: float,
         retry_grace: float,
+        claimed: Claimed | None = None,
     ) -> None:
         self._store, self._catalog, self._gates, self._pool, self._client = store, catalog, gates, pool, client
         self._clock, self._new_id, self._tries, self._pause = clock, new_id, tries, pause
-        self._flights = Flights(grace=retry_grace)
+        self._flights, self._claimed = Flights(grace=retry_grace), claimed
 
     async def generate(self, ask: Ask) -> Event:
         """Sample, record, answer. Raises the errors that `inference.proto` names."""
         key = ask.once.request_id if ask.once else f" {self._new_id()}"
         digest = ask.once.digest if ask.once else b""
-        flight = self._flights.find(key, digest, ask) or self._flights.begin(
-            key, digest, ask, lambda begun: self._run(ask, lambda: begun.left)
-        )
+        flight = self._flights.find(key, digest, ask) or self._flights.begin(key, digest, ask, self._fly)
         event = await self._flights.wait(flight)
         if ask.once is not None and ask.once != flight.ask.once:  # its answer must be known before it leaves
             await self._store.write(lambda tx: turns.joined(tx, event.sequence, ask))
@@ -102,6 +106,13 @@ class Generator:
     async def close(self) -> None:
         """Abort what still runs."""
         await self._flights.close()
+
+    async def _fly(self, flight: Flight) -> Event:
+        """One flight; with several replicas, when none of them runs what it repeats or retries."""
+        if self._claimed is None:
+            return await self._run(flight.ask, lambda: flight.left)
+        async with self._claimed(flight):
+            return await self._run(flight.ask, lambda: flight.left)
 
     async def _run(self, ask: Ask, left: Callable[[], bool]) -> Event:
         """`left()` = nobody waits any more."""

@@ -29,7 +29,7 @@ from gateway_svc.engines.pool import Pool
 from gateway_svc.engines.sglang import connected
 from gateway_svc.event_feed import EventFeed
 from gateway_svc.feed import Feed
-from gateway_svc.generate import Generator
+from gateway_svc.generate import Claimed, Generator
 from gateway_svc.leases import Alone, Leases
 from gateway_svc.phase import Gates
 from gateway_svc.publish import Publisher
@@ -96,7 +96,10 @@ async def _parts(settings: GatewaySettings, store: Store, telemetry: Telemetry) 
     catalog = await Catalog.load(store, gates.move)
     feed, event_feed = Feed(store, quiet=settings.watch_quiet), EventFeed(store, quiet=settings.watch_quiet)
     engine = settings.engine
-    async with connected(generate_timeout=engine.generate_timeout, control_timeout=engine.control_timeout) as client:
+    async with (
+        connected(generate_timeout=engine.generate_timeout, control_timeout=engine.control_timeout) as client,
+        _claiming(store) as claimed,
+    ):
         pool = Pool(client)
         generator = Generator(
             store=store,
@@ -109,6 +112,7 @@ async def _parts(settings: GatewaySettings, store: Store, telemetry: Telemetry) 
             tries=engine.tries,
             pause=engine.pause,
             retry_grace=settings.retry_grace,
+            claimed=claimed,
         )
         publisher, deleter = Publisher(catalog, gates, pool), Deleter(store, catalog, gates)
         await deleter.resume()
@@ -184,6 +188,17 @@ def _leases(store: Store) -> Leases:
     from gateway_svc.shared_leases import SharedLeases  # its driver is an optional extra
 
     return SharedLeases(store.url)
+
+
+@asynccontextmanager
+async def _claiming(store: Store) -> AsyncIterator[Claimed | None]:
+    if not store.url:
+        yield None
+        return
+    from gateway_svc.shared_flights import SharedFlights  # its driver is an optional extra
+
+    async with SharedFlights(store.url) as shared:
+        yield shared.claimed
 
 
 async def _tidy(deleter: Deleter, settings: StoreSettings) -> None:

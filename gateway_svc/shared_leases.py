@@ -30,7 +30,7 @@ ASKING = 0.1
 OBTAINING = 2.0
 """Seconds that a generation waits for a lease that nobody keeps from it; after that it counts as held."""
 PATIENCE = 10.0
-_SILENCE = "-c tcp_keepalives_idle=15 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+SILENCE = "-c tcp_keepalives_idle=15 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
 _WAITING = """SELECT classid::bigint << 32 | objid::bigint FROM pg_locks
 WHERE locktype = 'advisory' AND objsubid = 1 AND NOT granted
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
@@ -149,7 +149,7 @@ class SharedLeases:
 
     async def _connect(self) -> "psycopg.AsyncConnection[Any]":
         return await psycopg.AsyncConnection.connect(
-            self._url, autocommit=True, options=_SILENCE, connect_timeout=10, application_name="whippletree-leases"
+            self._url, autocommit=True, options=SILENCE, connect_timeout=10, application_name="whippletree-leases"
         )
 
 
