@@ -192,14 +192,18 @@ def sequence_tokens(connection: Connection, sequence: int, cache: dict[int, byte
     return whole
 
 
-def mark_delivered(tx: Transaction, rollout_id: RolloutId, call_ids: Sequence[str]) -> None:
-    """Mark calls of a rollout as delivered. Raises NotFoundError where one is none of its calls."""
-    rollout = rollouts.get(tx.connection, rollout_id)
-    known = select(calls.c.call_id).where(calls.c.rollout == rollout.ordinal, calls.c.call_id.in_(call_ids))
-    missing = set(call_ids) - set(tx.connection.execute(known).scalars())
-    if missing:
-        name = sorted(missing)[0]
-        raise NotFoundError(f"rollouts/{rollout_id} has no call {name}", name=name)
+def mark_delivered(tx: Transaction, rollout_id: RolloutId | None, call_ids: Sequence[str]) -> None:
+    """Mark calls of a rollout as delivered. Raises NotFoundError where one is none of its calls.
+
+    None = calls of any rollouts; those that are not there (any more) are passed over.
+    """
+    if rollout_id is not None:
+        rollout = rollouts.get(tx.connection, rollout_id)
+        known = select(calls.c.call_id).where(calls.c.rollout == rollout.ordinal, calls.c.call_id.in_(call_ids))
+        missing = set(call_ids) - set(tx.connection.execute(known).scalars())
+        if missing:
+            name = sorted(missing)[0]
+            raise NotFoundError(f"rollouts/{rollout_id} has no call {name}", name=name)
     tx.connection.execute(update(calls).where(calls.c.call_id.in_(call_ids)).values(delivered=True))
 
 

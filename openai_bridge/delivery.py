@@ -1,44 +1,36 @@
 """Tells the gateway what became of replies, behind the harness's back: in groups, repeated, bounded.
 
-In: (rollout, call ids) after the last byte, or (rollout, request ids) where the harness went away before. Out:
-MarkDelivered, MarkUndelivered. What does not fit the queue stays unreported, which costs a sample only where the
-harness asks the same prompt again.
+In: call ids after the last byte, or (rollout, request ids) where the harness went away before. Out: MarkDelivered,
+MarkUndelivered. What does not fit the queue stays unreported, which costs a sample only where the harness asks the same
+prompt again.
 """
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self
 
 from whippletree.errors import WhippletreeError
 
 log = logging.getLogger(__name__)
-K = TypeVar("K", bound=Hashable)
 GROUP = 100
 """Ids of one rpc at most."""
 AT_ONCE = 8
-"""Reports under way at most."""
+"""Reports of losses under way at most."""
+ANY = ""
+"""Where a report concerns no rollout by itself."""
 
 
 class Report(Protocol):
     """What of the gateway is needed here."""
 
-    async def mark_delivered(self, rollout: str, call_ids: list[str], *, patience: float) -> None:
+    async def mark_delivered(self, call_ids: list[str], *, patience: float) -> None:
         """Say that replies were written out; repeats for `patience` seconds."""
 
     async def mark_undelivered(self, rollout: str, request_ids: list[str], *, patience: float) -> None:
         """Say that the harness of these requests went away; repeats for `patience` seconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """What reports are put together: those of one rollout that say the same."""
-
-    rollout: str
-    lost: bool
 
 
 class Delivery:
@@ -54,7 +46,7 @@ class Delivery:
         """The last byte has been written."""
         if not self._ended:
             self._ended = True
-            self._deliveries.add(self._rollout, call_ids)
+            self._deliveries.add(call_ids)
 
     def lose(self) -> None:
         """The harness went away, or was told of a failure."""
@@ -64,75 +56,104 @@ class Delivery:
 
 
 class Deliveries:
-    """A background task. Use as a context; leaving it reports what is left, for at most `flush` seconds."""
+    """Background tasks. Use as a context; leaving it reports what is left, for at most `flush` seconds.
+
+    Of delivered calls one report is under way at a time, of all rollouts: under load it speaks for all that were
+    delivered during the one before, and without load nothing waits.
+    """
 
     def __init__(self, gateway: Report, *, queue: int, patience: float, flush: float) -> None:
-        self._gateway, self._patience, self._flush = gateway, patience, flush
-        self._queue: asyncio.Queue[tuple[_Kind, str]] = asyncio.Queue(queue)
-        self._task: asyncio.Task[None] | None = None
+        async def delivered(_: str, ids: list[str]) -> None:
+            await gateway.mark_delivered(ids, patience=patience)
+
+        async def lost(rollout: str, ids: list[str]) -> None:
+            await gateway.mark_undelivered(rollout, ids, patience=patience)
+
+        self._delivered = _Outbox("call", delivered, queue=queue, at_once=1)
+        self._lost = _Outbox("request", lost, queue=queue, at_once=AT_ONCE)
+        self._flush = flush
+        self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self, rollout: str, request_ids: Sequence[str]) -> Delivery:
         """An answer to these requests begins."""
         return Delivery(self, rollout, request_ids)
 
-    def add(self, rollout: str, call_ids: Sequence[str]) -> None:
+    def add(self, call_ids: Sequence[str]) -> None:
         """Report these calls as delivered soon."""
-        self._put(_Kind(rollout=rollout, lost=False), call_ids)
+        self._delivered.put(ANY, call_ids)
 
     def add_lost(self, rollout: str, request_ids: Sequence[str]) -> None:
         """Report these requests as lost soon."""
-        self._put(_Kind(rollout=rollout, lost=True), request_ids)
-
-    def _put(self, kind: _Kind, ids: Sequence[str]) -> None:
-        for one in ids:
-            try:
-                self._queue.put_nowait((kind, one))
-            except asyncio.QueueFull:
-                log.warning("too many deliveries wait: %s %s stays unreported", "request" if kind.lost else "call", one)
+        self._lost.put(rollout, request_ids)
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
+        self._tasks = [asyncio.create_task(outbox.run()) for outbox in (self._delivered, self._lost)]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None
         try:
             async with asyncio.timeout(self._flush):
-                await self._queue.join()
+                await self._delivered.queue.join()
+                await self._lost.queue.join()
         except TimeoutError:
             log.warning("deliveries stay unreported: the gateway did not answer in time")
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
+
+class _Outbox:
+    """Reports of one kind; `at_once` of them are under way at most."""
+
+    def __init__(
+        self, what: str, tell: Callable[[str, list[str]], Awaitable[None]], *, queue: int, at_once: int
+    ) -> None:
+        self._what, self._tell, self._at_once = what, tell, at_once
+        self.queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(queue)
+
+    def put(self, rollout: str, ids: Sequence[str]) -> None:
+        """Report these soon; what does not fit is dropped, and the log says so."""
+        for one in ids:
+            try:
+                self.queue.put_nowait((rollout, one))
+            except asyncio.QueueFull:
+                log.warning("too many deliveries wait: %s %s stays unreported", self._what, one)
+
+    async def run(self) -> None:
+        """Report until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            slots = asyncio.Semaphore(AT_ONCE)
+            slots = asyncio.Semaphore(self._at_once)
             while True:
-                taken = [await self._queue.get()]
-                while not self._queue.empty() and len(taken) < GROUP * AT_ONCE:
-                    taken.append(self._queue.get_nowait())
-                for kind, ids in grouped(taken):
+                taken = [await self.queue.get()]
+                async with slots:  # what comes while it waits for its turn goes with it
+                    pass
+                while not self.queue.empty() and len(taken) < GROUP * self._at_once:
+                    taken.append(self.queue.get_nowait())
+                for rollout, ids in grouped(taken):
                     await slots.acquire()
-                    tasks.create_task(self._report(kind, ids)).add_done_callback(lambda _: slots.release())
+                    tasks.create_task(self._report(rollout, ids)).add_done_callback(lambda _: slots.release())
 
-    async def _report(self, kind: _Kind, ids: list[str]) -> None:
-        tell = self._gateway.mark_undelivered if kind.lost else self._gateway.mark_delivered
+    async def _report(self, rollout: str, ids: list[str]) -> None:
         try:
-            await tell(kind.rollout, ids, patience=self._patience)
+            await self._tell(rollout, ids)
         except WhippletreeError as error:
-            log.warning("deliveries of rollout %s stay unreported: %s", kind.rollout, error.message)
+            log.warning("deliveries stay unreported, %s %s...: %s", self._what, ids[0], error.message)
         except Exception:
-            log.exception("deliveries of rollout %s stay unreported", kind.rollout)
+            log.exception("deliveries stay unreported, %s %s...", self._what, ids[0])
         finally:
             for _ in ids:
-                self._queue.task_done()
+                self.queue.task_done()
 
 
-def grouped(taken: list[tuple[K, str]]) -> list[tuple[K, list[str]]]:
-    """[(kind, id)] -> [(kind, at most GROUP ids)], in order."""
-    by_kind: dict[K, list[str]] = defaultdict(list)
-    for kind, one in taken:
-        by_kind[kind].append(one)
-    return [(kind, ids[start : start + GROUP]) for kind, ids in by_kind.items() for start in range(0, len(ids), GROUP)]
+def grouped(taken: list[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """[(rollout, id)] -> [(rollout, at most GROUP ids)], in order."""
+    by_rollout: dict[str, list[str]] = defaultdict(list)
+    for rollout, one in taken:
+        by_rollout[rollout].append(one)
+    return [
+        (rollout, ids[start : start + GROUP])
+        for rollout, ids in by_rollout.items()
+        for start in range(0, len(ids), GROUP)
+    ]

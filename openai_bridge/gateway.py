@@ -27,6 +27,7 @@ from whippletree.tokens import TokenIds, pack_ids
 QUERY_DEADLINE = 10.0
 """Seconds for one try of anything but a generation."""
 PAGE = 1_000
+ANY_ROLLOUT = "rollouts/-"
 
 T = TypeVar("T")
 
@@ -86,14 +87,10 @@ class Gateway:
         )
         return convert.generation(response)
 
-    async def mark_delivered(self, rollout: str, call_ids: Sequence[str], *, patience: float) -> None:
-        """Say that at most 100 replies were written out in full."""
-        request = inference_pb2.MarkDeliveredRequest(rollout=f"rollouts/{rollout}", call_ids=call_ids)
-        metadata = _metadata(rollout)
-        await call(
-            lambda: self._inference.MarkDelivered(request, metadata=metadata, timeout=QUERY_DEADLINE),
-            patience=patience,
-        )
+    async def mark_delivered(self, call_ids: Sequence[str], *, patience: float) -> None:
+        """Say that at most 100 replies, to whatever rollouts, were written out in full."""
+        request = inference_pb2.MarkDeliveredRequest(rollout=ANY_ROLLOUT, call_ids=call_ids)
+        await call(lambda: self._inference.MarkDelivered(request, timeout=QUERY_DEADLINE), patience=patience)
 
     async def mark_undelivered(self, rollout: str, request_ids: Sequence[str], *, patience: float) -> None:
         """Say that the harness of at most 100 requests went away before their replies were written out in full."""

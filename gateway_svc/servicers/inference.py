@@ -13,6 +13,7 @@ from gateway_svc.types import ModelCall, View
 from whippletree.errors import InvalidFieldError
 
 Context = grpc.aio.ServicerContext[Any, Any]
+ANY_ROLLOUT = "rollouts/-"
 DELIVERED_LIMIT = 100
 """Calls, or requests, of one report at most."""
 
@@ -36,7 +37,8 @@ class InferenceServicer(InferenceServiceServicer):
     async def MarkDelivered(self, request: pb.MarkDeliveredRequest, context: Context) -> pb.MarkDeliveredResponse:
         if len(request.call_ids) > DELIVERED_LIMIT:
             raise InvalidFieldError(f"more than {DELIVERED_LIMIT} calls", field="call_ids")
-        rollout_id, call_ids = names.rollout(request.rollout, "rollout"), tuple(request.call_ids)
+        rollout_id = None if request.rollout == ANY_ROLLOUT else names.rollout(request.rollout, "rollout")
+        call_ids = tuple(request.call_ids)
         await self._store.write(lambda tx: calls.mark_delivered(tx, rollout_id, call_ids))
         return pb.MarkDeliveredResponse()
 

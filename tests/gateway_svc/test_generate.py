@@ -27,8 +27,8 @@ LOST = attempt_pb2.ATTEMPT_OUTCOME_INFRASTRUCTURE_FAILURE
 CANCEL = rollout_pb2.CancelRolloutRequest(name="rollouts/a")
 
 
-async def calls(gateway: RunningGateway) -> list[model_call_pb2.ModelCall]:
-    return [event.model_call for event in await gateway.list_events("a") if event.HasField("model_call")]
+async def calls(gateway: RunningGateway, rollout: str = "a") -> list[model_call_pb2.ModelCall]:
+    return [event.model_call for event in await gateway.list_events(rollout) if event.HasField("model_call")]
 
 
 async def test_what_is_answered_is_recorded_and_what_was_consumed(ready: RunningGateway, engine: FakeEngine) -> None:
@@ -271,6 +271,19 @@ async def test_delivery_is_marked_once_and_for_all(ready: RunningGateway) -> Non
     asked.call_ids.append("none")
     async with refused(NotFoundError):
         await ready.inference.MarkDelivered(asked)
+
+
+async def test_one_report_marks_calls_of_several_rollouts_and_passes_over_those_that_are_gone(
+    ready: RunningGateway,
+) -> None:
+    await ready.create_rollout("b")
+    names = [(await ready.generate(rollout, [1])).call.call_id for rollout in ("a", "b")]
+    await ready.inference.MarkDelivered(
+        inference_pb2.MarkDeliveredRequest(rollout="rollouts/-", call_ids=[names[0], "gone", names[1]])
+    )
+    for rollout in ("a", "b"):
+        (found,) = await calls(ready, rollout)
+        assert found.delivered
 
 
 async def test_a_stopping_gateway_aborts_what_runs(tmp_path: Path, engine: FakeEngine) -> None:

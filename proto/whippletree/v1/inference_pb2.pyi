@@ -140,7 +140,7 @@ class MarkDeliveredRequest(_message.Message):
     ROLLOUT_FIELD_NUMBER: _builtins.int
     CALL_IDS_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
-    """`rollouts/{rollout}`."""
+    """`rollouts/{rollout}`; `rollouts/-` = of any rollouts, then calls that are not there are passed over."""
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """At most 100."""
