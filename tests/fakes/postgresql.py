@@ -42,16 +42,28 @@ class Server:
 
     def database(self, key: str) -> str:
         """URL of the database for this key, empty when it is asked for first, its schema up to date."""
-        name = f"t{blake2b(key.encode(), digest_size=10).hexdigest()}"
-        with psycopg.connect(f"postgresql://postgres@/postgres?host={self.folder}", autocommit=True) as connection:
-            query = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(_TEMPLATE))
-            try:
-                connection.execute(query)
-            except psycopg.errors.DuplicateDatabase:
-                return self.url(name)
+        name = _name(key)
+        try:
+            self._copy(_TEMPLATE, name)
+        except psycopg.errors.DuplicateDatabase:
+            return self.url(name)
         with psycopg.connect(f"postgresql://postgres@/{name}?host={self.folder}") as connection:
             connection.execute("UPDATE facts SET text = md5(random()::text) WHERE name = 'store'")  # its own identity
         return self.url(name)
+
+    def copy(self, key: str, to: str) -> None:
+        """Make the database for the key `to` a copy of the one for `key`, which nobody may use meanwhile."""
+        self._copy(_name(key), _name(to))
+
+    def drop(self, key: str) -> None:
+        """Remove the database for this key, whoever uses it."""
+        with psycopg.connect(f"postgresql://postgres@/postgres?host={self.folder}", autocommit=True) as connection:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(_name(key))))
+
+    def _copy(self, template: str, name: str) -> None:
+        with psycopg.connect(f"postgresql://postgres@/postgres?host={self.folder}", autocommit=True) as connection:
+            query = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+            connection.execute(query)
 
     def empty(self, name: str) -> str:
         """URL of a new database without any table."""
@@ -96,6 +108,11 @@ def running() -> Iterator[Server]:
             process.wait()
     finally:
         shutil.rmtree(folder)
+
+
+def _name(key: str) -> str:
+    """The database of a key."""
+    return f"t{blake2b(key.encode(), digest_size=10).hexdigest()}"
 
 
 def _program(name: str) -> str:

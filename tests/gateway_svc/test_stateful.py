@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
+from tests.fakes import postgresql
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import RunningGateway, gateway_process, running_gateway
 from tests.gateway_svc import record_driver as driver
@@ -111,6 +112,8 @@ class Histories(RuleBasedStateMachine):
     runner: asyncio.Runner
     folder: Path
     engine: FakeEngine
+    server: postgresql.Server | None
+    """Where the records are; None = in files."""
     killed = False
     """Whether the gateway is a process that is killed, or part of this one and stopped."""
     numbers = itertools.count()
@@ -119,7 +122,10 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.place = self.folder / f"history-{next(self.numbers)}"
         self.place.mkdir()
-        shutil.copy(self.folder / "record.db", self.place)
+        if self.server is None:
+            shutil.copy(self.folder / "record.db", self.place)
+        else:
+            self.server.copy(str(self.folder), str(self.place))
         self.keys = (f"q{number}" for number in itertools.count())
         self.answered: dict[str, tuple[Operation, Any]] = {}
         self.stack = contextlib.AsyncExitStack()
@@ -130,6 +136,8 @@ class Histories(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.runner.run(self.end())
         shutil.rmtree(self.place)
+        if self.server is not None:
+            self.server.drop(str(self.place))
 
     @rule(sends=SENDS, accident=st.sampled_from([False, False, False, True]), shuffle=st.integers(0, 5))
     def send(self, sends: list[tuple[Operation, str, int]], accident: bool, shuffle: int) -> None:
@@ -249,10 +257,11 @@ class KilledHistories(Histories):
     killed = True
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@pytest.fixture
+def prepared(tmp_path: Path, database: str, request: pytest.FixtureRequest) -> Iterator[None]:
     """A loop, a fake engine, and a store with the run `r` and its model that every history begins with."""
-    Histories.folder = tmp_path_factory.mktemp("histories")
+    Histories.folder = tmp_path
+    Histories.server = request.getfixturevalue("server") if database == "postgresql" else None
     with asyncio.Runner() as runner:
         Histories.runner, Histories.engine = runner, FakeEngine(driver.reply)
         runner.run(prepare())
@@ -287,7 +296,7 @@ def bounded(histories: int, steps: int) -> settings:
 
 @pytest.mark.usefixtures("prepared")
 def test_the_model_explains_histories_with_restarts() -> None:
-    run_state_machine_as_test(Histories, settings=bounded(30, 30))
+    run_state_machine_as_test(Histories, settings=bounded(*(6, 20) if Histories.server else (30, 30)))
 
 
 @pytest.mark.usefixtures("prepared")
