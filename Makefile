@@ -68,8 +68,8 @@ bench-serving: .venv/stamp ## Measure serving through Envoy, bridge and gateway:
 	@.venv/bin/python -m benchmarks.serving --scale $(or $(SCALE),1) --together $(or $(TOGETHER),1)
 
 .PHONY: chaos
-chaos: .venv/stamp ## Kill parts at random under load, then look for what was lost: SECONDS=600 SEED=1 ENGINE=sglang
-	@.venv/bin/python -m benchmarks.chaos --seconds $(if $(filter environment command,$(origin SECONDS)),$(SECONDS),600) --seed $(or $(SEED),1) --engine $(or $(ENGINE),fake)
+chaos: .venv/stamp ## Kill parts at random under load, then look for what was lost: SECONDS=600 SEED=1 ENGINE=sglang TOGETHER=1
+	@.venv/bin/python -m benchmarks.chaos --seconds $(if $(filter environment command,$(origin SECONDS)),$(SECONDS),600) --seed $(or $(SEED),1) --engine $(or $(ENGINE),fake) $(if $(TOGETHER),--together)
 
 .PHONY: lint
 lint: .venv/stamp ## Format, lint, types, import contracts, the proto contract, no machine's names

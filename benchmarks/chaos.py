@@ -1,9 +1,9 @@
 """Load with random `kill -9` of gateway, bridge, Envoy, controller and engine; then the record is held against what was
 acknowledged meanwhile.
 
-Run: `make chaos SECONDS=600` (SEED=1, ENGINE=fake or sglang). Agents go through Envoy, bridge and gateway; the parts
-run under the product's own supervisor. Prints one JSON object as the last line; exit code 1 where anything is missing,
-doubled, not ended, or left over.
+Run: `make chaos SECONDS=600` (SEED=1, ENGINE=fake or sglang, TOGETHER=1 for gateway and bridge in one process). Agents
+go through Envoy, bridge and gateway; the parts run under the product's own supervisor. Prints one JSON object as the
+last line; exit code 1 where anything is missing, doubled, not ended, or left over.
 """
 
 import argparse
@@ -41,7 +41,6 @@ from whippletree.cli.system import Options, choose
 from whippletree.client import open_client
 from whippletree.errors import WhippletreeError
 
-VICTIMS = ("gateway", "bridge", "envoy", "controller", "engine")
 PATIENCE = 120.0
 """Seconds for which one request is repeated, and for which rollouts may go on after the last kill."""
 MARK = "WHIPPLETREE_CHAOS"
@@ -55,6 +54,8 @@ class Wanted:
     seconds: float
     seed: int
     engine: str
+    together: bool
+    """Gateway and bridge are one process."""
     agents: int
     calls: int
     pause: float
@@ -114,13 +115,13 @@ class Chaos:
 
     async def kill(self, until: float) -> None:
         """Kill parts at random until that time."""
-        draw = random.Random(self.wanted.seed)
+        draw, victims = random.Random(self.wanted.seed), sorted(self.supervisor.pids)
         while (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, draw.uniform(0.2, 1.8) * self.wanted.pause))
-            name = draw.choice(VICTIMS)
+            name = draw.choice(victims)
             try:
                 os.kill(self.supervisor.pids[name], signal.SIGKILL)
-            except (ProcessLookupError, KeyError):
+            except (ProcessLookupError, KeyError):  # it is being started again
                 continue
             self.kills[name] += 1
 
@@ -184,7 +185,7 @@ class Chaos:
 async def run(wanted: Wanted, folder: Path) -> dict[str, Any]:
     """The whole story; the figures."""
     model_dir = write_tiny_model(folder / "model", maximum_length=4096)
-    layout = choose(Options(model_dir=model_dir, run_dir=folder, port=0))
+    layout = choose(Options(model_dir=model_dir, run_dir=folder, port=0, together=wanted.together))
     mark = uuid.uuid4().hex
     os.environ[f"{MARK}_PARTS"] = mark  # all parts inherit it
     begin = time.monotonic()
@@ -212,6 +213,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--engine", choices=["fake", "sglang"], default="fake")
+    parser.add_argument("--together", action="store_true", help="gateway and bridge in one process")
     parser.add_argument("--agents", type=int, default=6, help="rollouts under way at once")
     parser.add_argument("--calls", type=int, default=4, help="model calls of each")
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between two kills, on average")

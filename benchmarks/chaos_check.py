@@ -2,13 +2,12 @@
 
 import json
 import os
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateway_svc.archive import look_through
 from whippletree.client import Client, Rollout
 from whippletree.errors import NotFoundError
 
@@ -91,21 +90,9 @@ def acknowledged(logs: Path, rollout_id: str) -> list[str]:
 
 
 def check_store(database: Path, found: Findings) -> None:
-    """Rows of a stopped gateway's store that belong to nothing, and attempts of ended rollouts that never ended."""
-    queries = {
-        "call without event": "select count(*) from calls c left join events e using (sequence)"
-        " where e.sequence is null",
-        "event without call": "select count(*) from events e left join calls c using (sequence)"
-        " where e.kind = 'call' and c.sequence is null",
-        "call without its parent": "select count(*) from calls c left join calls p on p.sequence = c.parent"
-        " where c.parent is not null and p.sequence is null",
-        "open attempt of an ended rollout": "select count(*) from attempts a join rollouts r on r.ordinal = a.rollout"
-        " where a.outcome is null and r.state in ('succeeded', 'failed', 'cancelled')",
-    }
-    with closing(sqlite3.connect(database)) as connection:
-        for name, query in queries.items():
-            for _ in range(connection.execute(query).fetchone()[0]):
-                found.wrong("orphans", name)
+    """Whatever `record verify` finds wrong with a stopped gateway's store."""
+    for fault in look_through(database).faults:
+        found.wrong("orphans", f"{fault.where}: {fault.what}")
 
 
 def processes(mark: str) -> dict[int, str]:
