@@ -100,15 +100,15 @@ class Gateway:
         answer = await _decided(lambda: self._attempts.GetAttempt(request, timeout=DEADLINE, metadata=_about(rollout)))
         return answer.attempt.worker
 
-    async def start(self, rollout: RolloutId, worker: str) -> Rollout:
-        """Open the next attempt: its number is that of the rollout that is returned."""
+    async def start(self, rollout: RolloutId, worker: str) -> tuple[Rollout, str]:
+        """Open the next attempt: its number is that of the rollout that is returned; and its agent's token."""
         request = rollout_pb2.StartRolloutRequest(
             name=convert.rollout_name(rollout), worker=worker, request_id=str(uuid.uuid4())
         )
         answer = await _decided(
             lambda: self._rollouts.StartRollout(request, timeout=DEADLINE, metadata=_about(rollout))
         )
-        return convert.rollout(answer.rollout)
+        return convert.rollout(answer.rollout), answer.token
 
     async def finish(self, rollout: RolloutId, attempt: int, outcome: Outcome, message: str) -> Rollout:
         """End an attempt."""

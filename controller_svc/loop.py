@@ -163,7 +163,7 @@ class Controller:
 
     async def _begin(self, rollout: RolloutId) -> None:
         try:
-            opened = await self._gateway.start(rollout, self._worker)
+            opened, token = await self._gateway.start(rollout, self._worker)
         except WhippletreeError as verdict:
             log.info("not ours to start: %s", verdict.message)
             await self._look_again(rollout)
@@ -174,7 +174,7 @@ class Controller:
         attempt = Attempt(rollout=rollout, number=opened.attempt, phase=Phase.LAUNCHING, timeout=timeout)
         self._attempts[rollout] = attempt
         stopped = Exit(lost="the controller was stopped")
-        end = stopped if self._stopping else await self._runner.launch(opened, opened.attempt)
+        end = stopped if self._stopping else await self._runner.launch(opened, opened.attempt, token)
         if end is not None:
             self._change(rollout, opened.attempt, phase=Phase.EXITED, exit=end)
         elif self._attempts[rollout].phase is Phase.LAUNCHING:  # it may have ended already

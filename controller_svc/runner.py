@@ -9,8 +9,8 @@ from controller_svc.types import Exit, Rollout, RolloutId
 class Runner(Protocol):
     """What carries out attempts; exits come by `Controller.exited`. See `local/process.py`."""
 
-    async def launch(self, rollout: Rollout, number: int) -> Exit | None:
-        """Start an attempt; an exit where it ended before it began."""
+    async def launch(self, rollout: Rollout, number: int, token: str) -> Exit | None:
+        """Start an attempt, its agent with the token (empty = none); an exit where it ended before it began."""
 
     def signal(self, rollout: RolloutId, number: int, signal_number: int) -> None:
         """Signal everything that belongs to an attempt."""

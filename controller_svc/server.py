@@ -29,7 +29,10 @@ async def serve(settings: ControllerSettings) -> None:
 
     runner = LocalRunner(settings.local, api=settings.api, on_exit=on_exit)
     remembered = runner.open()
-    async with listening([], settings.listen, grace=0.0) as port, connect(settings.gateway) as channel:
+    async with (
+        listening([], settings.listen, grace=0.0, tls=settings.tls) as port,
+        connect(settings.gateway, settings.access) as channel,
+    ):
         limits = Limits(
             max_running=settings.max_running,
             start_rate=settings.start_rate,

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import Section, ServerSettings
+from whippletree.settings import AccessSettings, Section, ServerSettings
 
 
 class LocalSettings(Section):
@@ -41,6 +41,8 @@ class ControllerSettings(ServerSettings):
     """Where health and reflection are served, host:port; port 0 = any free one."""
     gateway: str = "127.0.0.1:50051"
     """The gateway, host:port."""
+    access: AccessSettings = AccessSettings()
+    """Key and TLS towards the gateway."""
     api: str = "http://127.0.0.1:8080"
     """Base URL of Envoy, as agents see it."""
     worker: str = ""

@@ -3,16 +3,19 @@
 In: requests. Out: checked values (InvalidFieldError where a field is wrong), and messages made of values.
 """
 
+from collections.abc import Iterable
 from datetime import timedelta
 from hashlib import blake2b
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
-from whippletree.v1 import attempt_pb2, model_pb2, phase_pb2, rollout_pb2, run_pb2
+from whippletree.v1 import attempt_pb2, identity_pb2, model_pb2, phase_pb2, rollout_pb2, run_pb2
 
 from gateway_svc import names
 from gateway_svc.convert_sampling import sampling_from_pb, sampling_to_pb
+from gateway_svc.issuer import Terms
 from gateway_svc.types import (
     Attempt,
     Micros,
@@ -30,6 +33,9 @@ from gateway_svc.types import (
     Split,
 )
 from whippletree.errors import InvalidFieldError
+from whippletree.identity.claims import Scope
+from whippletree.identity.folder import public_bytes
+from whippletree.identity.tokens import ALGORITHM
 
 _NEW = RolloutStatus()
 MAX_HOLD = Micros(timedelta(minutes=10) // timedelta(microseconds=1))
@@ -57,6 +63,11 @@ PHASES = {
 }
 ROLES = {Role.POLICY: model_pb2.MODEL_ROLE_POLICY, Role.AUXILIARY: model_pb2.MODEL_ROLE_AUXILIARY}
 SPLITS = {Split.TRAIN: rollout_pb2.SPLIT_TRAIN, Split.EVAL: rollout_pb2.SPLIT_EVAL}
+SCOPES = {
+    identity_pb2.TOKEN_SCOPE_INFER: Scope.INFER,
+    identity_pb2.TOKEN_SCOPE_NOTE: Scope.NOTE,
+    identity_pb2.TOKEN_SCOPE_REWARD: Scope.REWARD,
+}
 
 _STATES = {value: key for key, value in STATES.items()}
 _OUTCOMES = {value: key for key, value in OUTCOMES.items()}
@@ -160,6 +171,28 @@ def _check_runner(runner: rollout_pb2.Runner) -> None:
         case "python_program" if not runner.python_program.path.startswith("/"):
             field = "rollout.runner.python_program.path"
             raise InvalidFieldError(f"{field} is no absolute path", field=field)
+
+
+def terms(runner: bytes) -> Terms:
+    """What a stored runner says of its attempts' tokens."""
+    said = rollout_pb2.Runner.FromString(runner)
+    return Terms(
+        timeout=Micros(said.timeout.ToMicroseconds()),
+        agent_rewards=said.reward_policy in (rollout_pb2.REWARD_POLICY_UNSPECIFIED, rollout_pb2.REWARD_POLICY_AGENT),
+    )
+
+
+def scopes(asked: Iterable[identity_pb2.TokenScope.ValueType]) -> frozenset[Scope]:
+    """Scopes of a token. InvalidFieldError."""
+    asked = set(asked)
+    if not asked <= SCOPES.keys():
+        raise InvalidFieldError("scopes holds an unknown scope", field="scopes")
+    return frozenset(SCOPES[scope] for scope in asked)
+
+
+def key_to_pb(kid: str, key: Ed25519PublicKey) -> identity_pb2.Key:
+    """A public key, as RFC 8037 has it."""
+    return identity_pb2.Key(kid=kid, kty="OKP", crv="Ed25519", x=public_bytes(key), alg=ALGORITHM, use="sig")
 
 
 def rollout_to_pb(rollout: Rollout) -> rollout_pb2.Rollout:

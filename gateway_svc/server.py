@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2
 from whippletree.v1 import (
     attempt_pb2_grpc,
     event_pb2_grpc,
+    identity_pb2_grpc,
     inference_pb2_grpc,
     model_pb2_grpc,
     phase_pb2_grpc,
@@ -23,6 +24,7 @@ from whippletree.v1 import (
     run_pb2_grpc,
 )
 
+from gateway_svc.admission import RULES
 from gateway_svc.catalog import Catalog
 from gateway_svc.deleter import Deleter
 from gateway_svc.engines.pool import Pool
@@ -30,21 +32,26 @@ from gateway_svc.engines.sglang import connected
 from gateway_svc.event_feed import EventFeed
 from gateway_svc.feed import Feed
 from gateway_svc.generate import Claimed, Generator
+from gateway_svc.issuer import Issuer
 from gateway_svc.leases import Alone, Leases
 from gateway_svc.phase import Gates
 from gateway_svc.publish import Publisher
 from gateway_svc.room import WRITE, RoomKeeper
 from gateway_svc.servicers.attempt import AttemptServicer
 from gateway_svc.servicers.event import EventServicer
+from gateway_svc.servicers.identity import IdentityServicer
 from gateway_svc.servicers.inference import InferenceServicer
 from gateway_svc.servicers.model import ModelServicer
 from gateway_svc.servicers.phase import PhaseServicer
 from gateway_svc.servicers.rollout import RolloutServicer
 from gateway_svc.servicers.run import RunServicer
-from gateway_svc.settings import GatewaySettings, StoreSettings
+from gateway_svc.settings import GatewaySettings, IdentitySettings, StoreSettings
 from gateway_svc.store import Store
 from gateway_svc.types import Micros
 from whippletree.errors import StoreFullError
+from whippletree.identity.folder import KeyFolder
+from whippletree.identity.guard import ByKeyOrToken, Guard
+from whippletree.identity.tokens import TokenVerifier
 from whippletree.serve import Offer, Service, listening
 from whippletree.telemetry import Telemetry, observing
 
@@ -67,6 +74,8 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[int]:
             drain=offer.drain,
             checks=offer.checks,
             interceptors=[telemetry.interceptor],
+            guard=offer.guard,
+            tls=settings.tls,
         ) as port,
     ):
         yield port
@@ -74,7 +83,8 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def offering(settings: GatewaySettings, telemetry: Telemetry) -> AsyncIterator[Offer]:
-    """All of the gateway but its server. OSError where the store is in use."""
+    """All of the gateway but its server. OSError where the store is in use or the keys cannot be read."""
+    keys = _keys(settings)
     store = await Store.open(
         settings.store.where,
         synchronous=settings.store.synchronous,
@@ -83,14 +93,16 @@ async def offering(settings: GatewaySettings, telemetry: Telemetry) -> AsyncIter
         clock=now,
     )
     try:
-        async with _parts(settings, store, telemetry) as offer:
+        async with _parts(settings, store, keys, telemetry) as offer:
             yield offer
     finally:
         await store.close()
 
 
 @asynccontextmanager
-async def _parts(settings: GatewaySettings, store: Store, telemetry: Telemetry) -> AsyncIterator[Offer]:
+async def _parts(
+    settings: GatewaySettings, store: Store, keys: KeyFolder | None, telemetry: Telemetry
+) -> AsyncIterator[Offer]:
     leases = _leases(store)
     gates = Gates(time.monotonic, leases)
     catalog = await Catalog.load(store, gates.move)
@@ -122,14 +134,16 @@ async def _parts(settings: GatewaySettings, store: Store, telemetry: Telemetry) 
             feed.close()
             event_feed.close()
 
+        issuer = _issuer(settings.identity, keys)
         services = _services(
-            RolloutServicer(store, feed, patience=settings.watch_patience),
+            RolloutServicer(store, feed, issuer, patience=settings.watch_patience),
             AttemptServicer(store),
             EventServicer(store, event_feed, patience=settings.watch_patience),
             InferenceServicer(generator, store),
             ModelServicer(catalog, publisher, pool),
             RunServicer(catalog, deleter),
             PhaseServicer(catalog, gates),
+            IdentityServicer(store, issuer, None if keys is None else lambda: keys.keys, now),
         )
         checks = health.aio.HealthServicer()
 
@@ -146,7 +160,7 @@ async def _parts(settings: GatewaySettings, store: Store, telemetry: Telemetry) 
         background.append(asyncio.create_task(catalog.follow()))
         leasing = asyncio.create_task(leases.run(gates.in_flight, gates.look_again, catalog.refresh))
         try:
-            yield Offer(services=services, drain=drain, checks=checks)
+            yield Offer(services=services, drain=drain, checks=checks, guard=_guard(keys))
         finally:
             for task in background:
                 task.cancel()
@@ -166,6 +180,7 @@ def _services(
     model: ModelServicer,
     run: RunServicer,
     phase: PhaseServicer,
+    identity: IdentityServicer,
 ) -> list[Service]:
     def service(name: str, add: object, servicer: object) -> Service:
         assert callable(add)
@@ -179,7 +194,31 @@ def _services(
         service("ModelService", model_pb2_grpc.add_ModelServiceServicer_to_server, model),
         service("RunService", run_pb2_grpc.add_RunServiceServicer_to_server, run),
         service("PhaseService", phase_pb2_grpc.add_PhaseServiceServicer_to_server, phase),
+        service("IdentityService", identity_pb2_grpc.add_IdentityServiceServicer_to_server, identity),
     ]
+
+
+def _keys(settings: GatewaySettings) -> KeyFolder | None:
+    """None = the gateway runs without identity. OSError where the folder cannot be used."""
+    if settings.insecure_dev:
+        return None
+    assert settings.identity.folder is not None
+    try:
+        return KeyFolder(settings.identity.folder, time.time)
+    except ValueError as error:
+        raise OSError(str(error)) from error
+
+
+def _issuer(settings: IdentitySettings, keys: KeyFolder | None) -> Issuer | None:
+    if keys is None:
+        return None
+    return Issuer(lambda: keys.keys.signer(time.time()), lifetime=settings.lifetime, slack=settings.slack)
+
+
+def _guard(keys: KeyFolder | None) -> Guard | None:
+    if keys is None:
+        return None
+    return Guard(RULES, ByKeyOrToken(TokenVerifier(keys, time.time), lambda: keys.keys.operators))
 
 
 def _leases(store: Store) -> Leases:

@@ -1,9 +1,9 @@
 """Settings of the gateway: `GATEWAY_STORE__PATH`, `--store.path`, or a TOML file."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from whippletree.settings import Section, ServerSettings, TracingSettings
@@ -54,6 +54,17 @@ class EngineSettings(Section):
     """Seconds before the second try; doubled with each further one."""
 
 
+class IdentitySettings(Section):
+    """Who may call, and what attempts' tokens are."""
+
+    folder: Path | None = None
+    """Folder of keys, as `whippletree keys` makes it; needed unless `insecure_dev`. Gateways of one record share it."""
+    lifetime: float = Field(default=86_400.0, gt=0)
+    """Seconds for which a token is valid whose rollout sets no timeout."""
+    slack: float = Field(default=3600.0, gt=0)
+    """Seconds for which a token is valid beyond its rollout's timeout."""
+
+
 class GatewaySettings(ServerSettings):
     """The gateway: the record of rollouts, and the way to the engines."""
 
@@ -65,6 +76,8 @@ class GatewaySettings(ServerSettings):
     """The record."""
     engine: EngineSettings = EngineSettings()
     """The engines."""
+    identity: IdentitySettings = IdentitySettings()
+    """Keys and tokens."""
     watch_quiet: float = Field(default=15.0, gt=0)
     """Seconds without a change after which a watch sends a bookmark."""
     retry_grace: float = Field(default=0.8, ge=0)
@@ -76,3 +89,9 @@ class GatewaySettings(ServerSettings):
     """Seconds that calls in flight get when the gateway stops."""
     telemetry: TracingSettings = TracingSettings()
     """Where traces are sent."""
+
+    @model_validator(mode="after")
+    def _identity_or_not(self) -> Self:
+        if not self.insecure_dev and self.identity.folder is None:
+            raise ValueError("identity.folder: name the folder of keys, or say --insecure_dev true")
+        return self

@@ -1,11 +1,13 @@
 """Protobuf <-> the bridge's types."""
 
 import re
+from base64 import urlsafe_b64decode
 from collections.abc import Iterable
 from typing import Protocol
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.api import httpbody_pb2
-from whippletree.v1 import inference_pb2, model_call_pb2, model_pb2
+from whippletree.v1 import identity_pb2, inference_pb2, model_call_pb2, model_pb2
 
 from openai_bridge.types import Caller, Finish, Generation, Mode, Model, Part, Repeat, Sampling
 from whippletree.errors import InvalidFieldError
@@ -95,3 +97,12 @@ def model(message: model_pb2.Model) -> Model:
         context_length=message.context_length,
         created=message.create_time.seconds,
     )
+
+
+def public_keys(response: identity_pb2.GetKeySetResponse) -> dict[str, Ed25519PublicKey]:
+    """Keys by id; those of a kind that this bridge does not know are left out."""
+    return {
+        key.kid: Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(key.x + "="))
+        for key in response.keys
+        if (key.kty, key.crv) == ("OKP", "Ed25519")
+    }

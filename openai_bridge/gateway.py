@@ -3,12 +3,15 @@
 Every rpc is idempotent, has a deadline, and is repeated while the gateway is unavailable. Raises WhippletreeError.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from whippletree.v1 import (
+    identity_pb2,
+    identity_pb2_grpc,
     inference_pb2,
     inference_pb2_grpc,
     model_pb2,
@@ -60,6 +63,7 @@ class Gateway:
         self._models: model_pb2_grpc.ModelServiceAsyncStub = model_pb2_grpc.ModelServiceStub(channel)
         self._rollouts: rollout_pb2_grpc.RolloutServiceAsyncStub = rollout_pb2_grpc.RolloutServiceStub(channel)
         self._runs: run_pb2_grpc.RunServiceAsyncStub = run_pb2_grpc.RunServiceStub(channel)
+        self._identity: identity_pb2_grpc.IdentityServiceAsyncStub = identity_pb2_grpc.IdentityServiceStub(channel)
         self._patience = patience
         self._generation_deadline = generation_deadline
 
@@ -114,6 +118,12 @@ class Gateway:
         request = run_pb2.GetRunRequest(name=run)
         response = await self._patiently(lambda: self._runs.GetRun(request, timeout=QUERY_DEADLINE))
         return response.run.policy.removeprefix("models/")
+
+    async def public_keys(self) -> Mapping[str, Ed25519PublicKey]:
+        """The keys that verify attempts' tokens, by id."""
+        request = identity_pb2.GetKeySetRequest()
+        response = await call(lambda: self._identity.GetKeySet(request, timeout=QUERY_DEADLINE), patience=0.0)
+        return convert.public_keys(response)
 
     async def models(self) -> tuple[list[Model], list[Model]]:
         """(policies, auxiliaries) that are registered, each by name."""

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 import grpc
 from whippletree.v1 import bridge_pb2_grpc
 
+from openai_bridge.admission import RULES
 from openai_bridge.completion import Completions
 from openai_bridge.delivery import Deliveries
 from openai_bridge.gateway import Gateway
 from openai_bridge.in_flight import InFlight
+from openai_bridge.key_set import KeySet
 from openai_bridge.models import Models
 from openai_bridge.servicers.anthropic import AnthropicServicer
 from openai_bridge.servicers.openai import OpenAIServicer
@@ -20,6 +22,8 @@ from openai_bridge.tokenizer_cache import Tokenizers
 from openai_bridge.types import Limits
 from whippletree.channel import connect
 from whippletree.contract import public_services
+from whippletree.identity.guard import ByKeyOrToken, Guard
+from whippletree.identity.tokens import TokenVerifier
 from whippletree.serve import Offer, Service, listening, until_signal
 from whippletree.telemetry import Telemetry, observing
 
@@ -37,7 +41,7 @@ async def serving(settings: BridgeSettings) -> AsyncIterator[int]:
     """A bridge while the block runs; yields its port. Its end: answers end, deliveries are reported, it closes."""
     async with (
         observing("bridge", settings.metrics, settings.telemetry) as telemetry,
-        connect(settings.gateway) as channel,
+        connect(settings.gateway, settings.access) as channel,
         offering(settings, channel, telemetry) as offer,
         listening(
             offer.services,
@@ -45,6 +49,8 @@ async def serving(settings: BridgeSettings) -> AsyncIterator[int]:
             drain=offer.drain,
             reflected=public_services(),  # Envoy sends questions of reflection here
             interceptors=[telemetry.interceptor],
+            guard=offer.guard,
+            tls=settings.tls,
         ) as port,
     ):
         yield port
@@ -56,11 +62,22 @@ async def offering(settings: BridgeSettings, channel: grpc.aio.Channel, telemetr
     delivery, generation = settings.delivery, settings.generation
     in_flight = InFlight()
     gateway = Gateway(channel, patience=generation.patience, generation_deadline=generation.deadline)
-    async with Deliveries(
-        gateway, queue=delivery.queue, patience=delivery.patience, flush=delivery.flush
-    ) as deliveries:
+    async with (
+        Deliveries(gateway, queue=delivery.queue, patience=delivery.patience, flush=delivery.flush) as deliveries,
+        _guard(settings, gateway) as guard,
+    ):
         services = _services(settings, gateway, deliveries, in_flight)
-        yield Offer(services=services, drain=lambda: in_flight.drain(settings.grace))
+        yield Offer(services=services, drain=lambda: in_flight.drain(settings.grace), guard=guard)
+
+
+@contextlib.asynccontextmanager
+async def _guard(settings: BridgeSettings, gateway: Gateway) -> AsyncIterator[Guard | None]:
+    """None = the bridge runs without identity."""
+    if settings.insecure_dev:
+        yield None
+        return
+    async with KeySet(gateway.public_keys, time.monotonic).followed() as keys:
+        yield Guard(RULES, ByKeyOrToken(TokenVerifier(keys, time.time)))
 
 
 def _services(settings: BridgeSettings, gateway: Gateway, deliveries: Deliveries, in_flight: InFlight) -> list[Service]:

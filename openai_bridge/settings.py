@@ -2,7 +2,7 @@
 
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import Section, ServerSettings, TracingSettings
+from whippletree.settings import AccessSettings, Section, ServerSettings, TracingSettings
 
 
 class GenerationSettings(Section):
@@ -41,6 +41,8 @@ class BridgeSettings(ServerSettings):
 
     gateway: str = "127.0.0.1:7010"
     """host:port of the gateway."""
+    access: AccessSettings = AccessSettings()
+    """Key and TLS towards the gateway."""
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
     models_age: float = 5.0

@@ -22,7 +22,9 @@ async def train(config: Config, settings: TrainerSettings, reporter: Reporter) -
     """One run, begun or gone on with. Cancelling it ends the ranks and cancels its rollouts; it can go on later."""
     inputs = read_inputs(config)
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(gateway.connected(settings.gateway, patience=settings.patience))
+        client = await stack.enter_async_context(
+            gateway.connected(settings.gateway, settings.access, patience=settings.patience)
+        )
         context_length = await client.context_length(config.model.name)
         folder = open_folder(settings.runs, config, fresh=settings.fresh)
         reporter.line(f"{'going on with' if folder.resumed else 'run'} {folder.run_id} in {folder.path}")

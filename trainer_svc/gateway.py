@@ -29,6 +29,7 @@ from trainer_svc.config import AgentSection
 from trainer_svc.types import Record, RolloutId, RolloutSpec, RunId, Status
 from whippletree.channel import call, connect
 from whippletree.errors import RolloutEndedError, WrongStateError, from_rpc_error
+from whippletree.settings import AccessSettings
 
 log = logging.getLogger(__name__)
 
@@ -136,9 +137,9 @@ class Gateway:
 
 
 @asynccontextmanager
-async def connected(address: str, *, patience: float) -> AsyncIterator[Gateway]:
+async def connected(address: str, access: AccessSettings | None = None, *, patience: float) -> AsyncIterator[Gateway]:
     """A client of the gateway at host:port."""
-    async with connect(address) as channel:
+    async with connect(address, access) as channel:
         yield Gateway(channel, patience=patience)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
-from whippletree.settings import ServerSettings
+from whippletree.settings import AccessSettings, ServerSettings
 
 
 class TrainerSettings(ServerSettings):
@@ -19,6 +19,8 @@ class TrainerSettings(ServerSettings):
     """The training configuration, TOML."""
     gateway: str = "127.0.0.1:8081"
     """host:port of the gateway's gRPC."""
+    access: AccessSettings = AccessSettings()
+    """Key and TLS towards the gateway."""
     patience: float = 600.0
     """Longest time that the gateway may be away before the run gives up, seconds."""
     listen: str = "127.0.0.1:0"

@@ -8,6 +8,9 @@ from typing import TypeVar
 import grpc
 
 from whippletree import errors
+from whippletree.access import Key, KeyedChannel
+from whippletree.settings import AccessSettings
+from whippletree.tls import channel_credentials
 
 MESSAGE_LIMIT = 256 << 20
 """Largest message, bytes, on both sides."""
@@ -27,9 +30,18 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 T = TypeVar("T")
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """An asynchronous channel to `host:port`. Make it after any fork."""
-    return grpc.aio.insecure_channel(address, options=OPTIONS)
+def connect(address: str, access: AccessSettings | None = None) -> grpc.aio.Channel:
+    """An asynchronous channel to `host:port`. Make it after any fork. OSError where a file of `access` is missing."""
+    if access is None:
+        return grpc.aio.insecure_channel(address, options=OPTIONS)
+    credentials = channel_credentials(access.tls)
+    if credentials is None:
+        channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+    else:
+        name = access.tls.server_name
+        named = (("grpc.ssl_target_name_override", name),) if name else ()
+        channel = grpc.aio.secure_channel(address, credentials, options=(*OPTIONS, *named))
+    return KeyedChannel(channel, Key(access))
 
 
 async def call(attempt: Callable[[], Awaitable[T]], *, patience: float, clock: Callable[[], float] | None = None) -> T:

@@ -31,6 +31,7 @@ from whippletree.v1 import (
 
 from whippletree.channel import call, connect
 from whippletree.errors import OverloadedError, ResumeTokenExpiredError, from_rpc_error
+from whippletree.settings import AccessSettings
 from whippletree.tokens import TokenIds, unpack_floats, unpack_ids
 
 DEADLINE = 30.0
@@ -272,9 +273,14 @@ class Client:
 
 
 @asynccontextmanager
-async def open_client(address: str, *, patience: float = 10.0) -> AsyncIterator[Client]:
-    """A client of `host:port`; a gateway that is away is waited for up to `patience` seconds per call."""
-    async with connect(address) as channel:
+async def open_client(
+    address: str, access: AccessSettings | None = None, *, patience: float = 10.0
+) -> AsyncIterator[Client]:
+    """A client of `host:port`; a gateway that is away is waited for up to `patience` seconds per call.
+
+    `access` holds the key and the certificates; None = the key of WHIPPLETREE_API_KEY in the environment, if any.
+    """
+    async with connect(address, access or AccessSettings()) as channel:
         yield Client(channel, patience=patience)
 
 

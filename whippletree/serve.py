@@ -20,6 +20,9 @@ from grpc_status import rpc_status
 
 from whippletree.channel import MESSAGE_LIMIT
 from whippletree.errors import InternalError, InvalidFieldError, WhippletreeError
+from whippletree.identity.guard import Guard
+from whippletree.settings import ServerTls
+from whippletree.tls import server_credentials
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ class Offer:
     """Ends what only the service can end; see `listening`."""
     checks: health.aio.HealthServicer | None = None
     """Health that the service speaks of itself."""
+    guard: Guard | None = None
+    """Who may call it; None = everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +166,18 @@ async def listening(
     reflected: Sequence[str] = (),
     checks: health.aio.HealthServicer | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    guard: Guard | None = None,
+    tls: ServerTls | None = None,
 ) -> AsyncIterator[int]:
     """Serve on `host:port` (port 0 = any free one) while the block runs; yields the port. OSError where it is taken.
 
     `reflected` names services of other servers that this one describes too: reflection asked at a front door that
     routes to several servers has to know them all. Their generated modules must be imported. `checks` is the health
     that is served, for a service that has more to say there than that it serves. `interceptors`, the outermost first,
-    lie around the one that maps errors.
+    lie around the one that maps errors, `guard` within it: who may call; None = everybody.
     """
-    server = grpc.aio.server(interceptors=[*interceptors, ErrorInterceptor()], options=OPTIONS)
+    around = [*interceptors, ErrorInterceptor(), *([guard] if guard is not None else [])]
+    server = grpc.aio.server(interceptors=around, options=OPTIONS)
     for service in services:
         service.register(server)
     checks = checks or health.aio.HealthServicer()
@@ -178,7 +186,8 @@ async def listening(
     described = {*names, *reflected, health.SERVICE_NAME, reflection.SERVICE_NAME}
     reflection.enable_server_reflection(sorted(described), server)
     try:
-        port = server.add_insecure_port(address)
+        credentials = server_credentials(tls) if tls is not None else None
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: the port is taken or the address is not ours") from error
     await server.start()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -60,6 +60,54 @@ class ServiceSettings(BaseSettings):
     )
 
 
+class ServerTls(Section):
+    """TLS of a server: PEM files, read again when they change. Without a certificate the server speaks plain HTTP/2."""
+
+    certificate: Path | None = None
+    """Its certificate, followed by those of the authorities between."""
+    key: Path | None = None
+    """The certificate's private key."""
+    client_authority: Path | None = None
+    """Certificates of authorities; a client must then show a certificate of one of them. Absent = none is asked for."""
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if (self.certificate is None) != (self.key is None) or (self.client_authority and not self.certificate):
+            raise ValueError("certificate and key go together, and client_authority needs them")
+        return self
+
+
+class ClientTls(Section):
+    """TLS of a client: PEM files."""
+
+    authority: Path | None = None
+    """Certificates of the authorities that the server's must come from; turns TLS on."""
+    certificate: Path | None = None
+    """The client's own certificate, where the server asks for one."""
+    key: Path | None = None
+    """The certificate's private key."""
+    server_name: str = ""
+    """The name that the server's certificate must hold; empty = the host of its address."""
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if (self.certificate is None) != (self.key is None) or (self.certificate and not self.authority):
+            raise ValueError("certificate and key go together, and need authority")
+        return self
+
+
+class AccessSettings(Section):
+    """How a client shows who it is, and makes sure whom it asks."""
+
+    api_key: SecretStr = Field(default_factory=lambda: SecretStr(os.environ.get("WHIPPLETREE_API_KEY", "")))
+    """An operator's key; WHIPPLETREE_API_KEY in the environment says it for every program. Never an argument: arguments
+    are seen by everybody on the machine."""
+    api_key_file: Path | None = None
+    """A file that holds the key instead, read again when it changes."""
+    tls: ClientTls = ClientTls()
+    """TLS towards the server."""
+
+
 class ServerSettings(ServiceSettings):
     """Base of the settings of a service that listens."""
 
@@ -67,6 +115,8 @@ class ServerSettings(ServiceSettings):
     """`host:port` to serve on; port 0 = any free one, printed at start."""
     insecure_dev: bool = False
     """Ask nobody for a key or a token, on this machine alone: `listen` must name the loopback then."""
+    tls: ServerTls = ServerTls()
+    """TLS of the server."""
 
     metrics: MetricsSettings = MetricsSettings()
     """Where metrics are served."""

@@ -10,7 +10,7 @@ from controller_svc.types import Command, Program, Rollout
 MARKER = "WHIPPLETREE_WORKDIR"
 """Names the attempt's folder in the environment of its processes, and the work root in that of fork servers."""
 PLACEHOLDER_KEY = "whippletree"
-"""Clients refuse to start without a key."""
+"""Stands where a token would, without identity: clients refuse to start without a key."""
 START_PREFIXES = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "MALLOC_")
 """Variables that the interpreter or a library reads when it starts: a fork's server must have had them too."""
 
@@ -79,10 +79,14 @@ def server_environment(key: ServerKey, path: str, work_root: Path) -> dict[str, 
 
 
 def attempt_environment(
-    rollout: Rollout, number: int, *, folders: Folders, api: str, path: str, operator: Mapping[str, str]
+    rollout: Rollout, number: int, *, folders: Folders, api: str, token: str, path: str, operator: Mapping[str, str]
 ) -> dict[str, str]:
-    """The whole environment of an attempt. Later groups win: base, endpoints, operator, rollout, identity."""
+    """The whole environment of an attempt. Later groups win: base, endpoints, operator, rollout, identity.
+
+    The token is the attempt's own and the only secret in it.
+    """
     assert rollout.task is not None
+    key = token or PLACEHOLDER_KEY
     proxy = f"{api.rstrip('/')}/proxy/rollout/{rollout.id}/attempt/{number}/mode/{rollout.mode}"
     return {
         "PATH": path,
@@ -90,14 +94,16 @@ def attempt_environment(
         "TMPDIR": str(folders.temporary),
         "LANG": "C.UTF-8",
         "OPENAI_BASE_URL": f"{proxy}/openai/v1",
-        "OPENAI_API_KEY": PLACEHOLDER_KEY,
+        "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": f"{proxy}/anthropic",
-        "ANTHROPIC_AUTH_TOKEN": PLACEHOLDER_KEY,
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_AUTH_TOKEN": key,
         **operator,
         **rollout.task.environment,
         "WHIPPLETREE_ROLLOUT": rollout.id,
         "WHIPPLETREE_ATTEMPT": str(number),
         "WHIPPLETREE_INPUT": str(folders.input),
+        "WHIPPLETREE_TOKEN": key,
         "WHIPPLETREE_API": api.rstrip("/"),
         MARKER: str(folders.root),
     }

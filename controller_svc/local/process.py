@@ -63,15 +63,15 @@ class LocalRunner:
             (self._root / folder).mkdir(exist_ok=True)
         return _remembered_name(self._root / "worker")
 
-    async def launch(self, rollout: Rollout, number: int) -> Exit | None:
-        """Start the process of an attempt; an exit where that failed, and why."""
+    async def launch(self, rollout: Rollout, number: int, token: str) -> Exit | None:
+        """Start the process of an attempt with its token; an exit where that failed, and why."""
         assert rollout.task is not None
         key, folders = _key(rollout.id, number), attempt_folders(self._root, rollout, number)
         self._attempts[key] = folders
         _prepare(folders, rollout.input)
         try:
             server = await self._pool.get(server_key(rollout.task, self._settings.environment))
-            await server.launch(key, self._task(rollout, number, folders))
+            await server.launch(key, self._task(rollout, number, folders, token))
         except RefusedError as refusal:
             return Exit(refused=str(refusal))
         except ServerLostError as loss:
@@ -106,11 +106,18 @@ class LocalRunner:
             os.close(self._lock)
             self._lock = -1
 
-    def _task(self, rollout: Rollout, number: int, folders: Folders) -> dict[str, Any]:
+    def _task(self, rollout: Rollout, number: int, folders: Folders, token: str) -> dict[str, Any]:
         """What `warm.py` is told."""
         assert rollout.task is not None
-        operator, path = self._settings.environment, self._settings.path
-        environment = attempt_environment(rollout, number, folders=folders, api=self._api, path=path, operator=operator)
+        environment = attempt_environment(
+            rollout,
+            number,
+            folders=folders,
+            api=self._api,
+            token=token,
+            path=self._settings.path,
+            operator=self._settings.environment,
+        )
         common = {
             "folder": str(folders.work),
             "stdout": str(folders.stdout),

@@ -10,6 +10,7 @@ from whippletree.v1.rollout_pb2_grpc import RolloutServiceServicer
 from gateway_svc import convert, names, rollouts
 from gateway_svc.facts import Deleted
 from gateway_svc.feed import Bookmark, Feed
+from gateway_svc.issuer import Issuer
 from gateway_svc.pace import paced
 from gateway_svc.rollouts import Filter
 from gateway_svc.store import Store
@@ -23,8 +24,9 @@ BATCH_LIMIT = 1000
 class RolloutServicer(RolloutServiceServicer):
     """Rollouts, from the store and its feed."""
 
-    def __init__(self, store: Store, feed: Feed, *, patience: float) -> None:
-        self._store, self._feed, self._patience = store, feed, patience
+    def __init__(self, store: Store, feed: Feed, issuer: Issuer | None, *, patience: float) -> None:
+        """`issuer`: None = attempts get no tokens."""
+        self._store, self._feed, self._issuer, self._patience = store, feed, issuer, patience
 
     async def CreateRollout(self, request: pb.CreateRolloutRequest, context: Context) -> pb.CreateRolloutResponse:
         once = convert.once("CreateRollout", request.request_id, request)
@@ -82,7 +84,10 @@ class RolloutServicer(RolloutServiceServicer):
         rollout_id = names.rollout(request.name)
         once = convert.once("StartRollout", request.request_id, request)
         rollout, attempt = await self._store.write(lambda tx: rollouts.start(tx, rollout_id, request.worker, once))
-        return pb.StartRolloutResponse(rollout=convert.rollout_to_pb(rollout), attempt=convert.attempt_to_pb(attempt))
+        made = pb.StartRolloutResponse(rollout=convert.rollout_to_pb(rollout), attempt=convert.attempt_to_pb(attempt))
+        if self._issuer is not None:
+            made.token = self._issuer.agents(rollout, attempt, convert.terms(rollout.spec.runner))
+        return made
 
     async def FinishRollout(self, request: pb.FinishRolloutRequest, context: Context) -> pb.FinishRolloutResponse:
         rollout_id, outcome = names.rollout(request.name), convert.outcome(request.outcome)

@@ -6,13 +6,20 @@ from controller_svc.local.environment import ServerKey, attempt_environment, att
 from tests.fakes.processes import command, program, rollout
 
 ROOT = Path("/w")
+TOKEN = "header.claims.signature"
 
 
 def environment(**own: str) -> dict[str, str]:
     given = rollout("r-1", command("true", **own), mode="eval")
     folders = attempt_folders(ROOT, given, 2)
     return attempt_environment(
-        given, 2, folders=folders, api="http://h:1/", path="/bin", operator={"A": "operator", "B": "operator"}
+        given,
+        2,
+        folders=folders,
+        api="http://h:1/",
+        token=TOKEN,
+        path="/bin",
+        operator={"A": "operator", "B": "operator"},
     )
 
 
@@ -23,14 +30,16 @@ def test_the_environment_names_the_attempt_and_its_endpoints() -> None:
         "TMPDIR": "/w/attempts/r-1.2/tmp",
         "LANG": "C.UTF-8",
         "OPENAI_BASE_URL": "http://h:1/proxy/rollout/r-1/attempt/2/mode/eval/openai/v1",
-        "OPENAI_API_KEY": "whippletree",
+        "OPENAI_API_KEY": TOKEN,
         "ANTHROPIC_BASE_URL": "http://h:1/proxy/rollout/r-1/attempt/2/mode/eval/anthropic",
-        "ANTHROPIC_AUTH_TOKEN": "whippletree",
+        "ANTHROPIC_API_KEY": TOKEN,
+        "ANTHROPIC_AUTH_TOKEN": TOKEN,
         "A": "operator",
         "B": "operator",
         "WHIPPLETREE_ROLLOUT": "r-1",
         "WHIPPLETREE_ATTEMPT": "2",
         "WHIPPLETREE_INPUT": "/w/attempts/r-1.2/input.json",
+        "WHIPPLETREE_TOKEN": TOKEN,
         "WHIPPLETREE_API": "http://h:1",
         "WHIPPLETREE_WORKDIR": "/w/attempts/r-1.2",
     }

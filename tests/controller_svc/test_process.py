@@ -35,7 +35,7 @@ async def test_a_command_that_cannot_start_says_so(arguments: tuple[str, ...], c
 
 async def test_whatever_an_agent_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     async with bench(tmp_path / "w") as runner:
-        assert await runner.runner.launch(rollout("stays", command("sleep", "1000")), 1) is None
+        assert await runner.runner.launch(rollout("stays", command("sleep", "1000")), 1, "") is None
         end, _ = await runner.run("r", command("sh", "-c", FAMILY))
         assert end.code == 0
         await until(lambda: not list(marked(tmp_path / "w/attempts/r.1")), "the end of what was left behind")
@@ -45,7 +45,7 @@ async def test_whatever_an_agent_leaves_behind_ends_with_it(tmp_path: Path) -> N
 async def test_a_signal_reaches_the_whole_group(tmp_path: Path) -> None:
     async with bench(tmp_path / "w") as runner:
         task = command("sh", "-c", "trap 'echo asked; exit 5' TERM; sleep 1000 & echo up; wait")
-        assert await runner.runner.launch(rollout("r", task), 1) is None
+        assert await runner.runner.launch(rollout("r", task), 1, "") is None
         await until(lambda: "up" in runner.output("r"), "the start")
         runner.runner.signal(R, 1, signal.SIGTERM)
         assert (await runner.exit("r")).code == 5
@@ -55,7 +55,7 @@ async def test_a_signal_reaches_the_whole_group(tmp_path: Path) -> None:
 async def test_a_process_that_ignores_the_request_is_killed(tmp_path: Path) -> None:
     async with bench(tmp_path / "w") as runner:
         task = command("sh", "-c", "trap '' TERM; echo up; while :; do sleep 1000; done")
-        assert await runner.runner.launch(rollout("r", task), 1) is None
+        assert await runner.runner.launch(rollout("r", task), 1, "") is None
         await until(lambda: "up" in runner.output("r"), "the start")
         runner.runner.signal(R, 1, signal.SIGKILL)
         assert (await runner.exit("r")).code == -signal.SIGKILL
@@ -76,7 +76,7 @@ async def test_the_death_of_a_fork_server_loses_its_attempts_and_leaves_nobody(t
     )
     async with bench(tmp_path / "w") as runner:
         task = program(path, preload=("multiprocessing", "subprocess"))
-        assert await runner.runner.launch(rollout("r", task), 1) is None
+        assert await runner.runner.launch(rollout("r", task), 1, "") is None
         await until(lambda: runner.output("r").strip() != "", "the start")
         os.kill(int(runner.output("r")), signal.SIGKILL)
         assert (await runner.exit("r")).lost == "fork server died"
@@ -104,7 +104,7 @@ async def test_modules_that_must_not_be_preloaded_are_refused(module: str, reaso
     )
     async with bench(tmp_path / "w") as runner:
         task = program(script(tmp_path, "agent.py", ""), preload=(module,))
-        ends = [await runner.runner.launch(rollout(name, task), 1) for name in ("a", "b")]
+        ends = [await runner.runner.launch(rollout(name, task), 1, "") for name in ("a", "b")]
     assert ends == [Exit(refused=reason)] * 2
 
 
@@ -112,7 +112,7 @@ async def test_an_interpreter_that_dies_while_it_imports_is_a_loss(tmp_path: Pat
     script(tmp_path, "dies.py", "import os; os.kill(os.getpid(), 9)")
     async with bench(tmp_path / "w") as runner:
         task = program(script(tmp_path, "agent.py", ""), preload=("dies",))
-        end = await runner.runner.launch(rollout("r", task), 1)
+        end = await runner.runner.launch(rollout("r", task), 1, "")
     assert end == Exit(lost="fork server died while it imported dies")
 
 
@@ -120,7 +120,7 @@ async def test_an_import_that_never_ends_is_a_loss(tmp_path: Path) -> None:
     script(tmp_path, "hangs.py", "import time; time.sleep(1000)")
     async with bench(tmp_path / "w", preload_timeout=0.5) as runner:
         task = program(script(tmp_path, "agent.py", ""), preload=("hangs",))
-        end = await runner.runner.launch(rollout("r", task), 1)
+        end = await runner.runner.launch(rollout("r", task), 1, "")
     assert end == Exit(lost="fork server was not ready within 0.5 s")
 
 
@@ -128,7 +128,7 @@ async def test_idle_interpreters_give_way_and_busy_ones_stay(tmp_path: Path) -> 
     path = script(tmp_path, "agent.py", "import time, sys; print('up', flush=True); time.sleep(float(sys.argv[1]))")
     async with bench(tmp_path / "w", fork_servers=2) as runner:
         busy = program(path, "1000", preload=("json",))
-        assert await runner.runner.launch(rollout("busy", busy), 1) is None
+        assert await runner.runner.launch(rollout("busy", busy), 1, "") is None
         for number in range(3):
             end, _ = await runner.run(f"r{number}", program(path, "0", preload=("json",), PYTHONSTART=str(number)))
             assert end.code == 0
@@ -156,7 +156,7 @@ async def test_a_worker_keeps_its_name(tmp_path: Path) -> None:
 async def test_leftovers_are_recognised_by_their_folder_alone(tmp_path: Path) -> None:
     async with bench(tmp_path / "w") as ours, bench(tmp_path / "w2") as theirs:
         for runner, root in ((ours, tmp_path / "w/attempts"), (theirs, tmp_path / "w2/attempts")):
-            assert await runner.runner.launch(rollout("r", command("sleep", "1000")), 1) is None
+            assert await runner.runner.launch(rollout("r", command("sleep", "1000")), 1, "") is None
             await until(lambda root=root: len(list(marked(root))) == 1, "the program itself")  # type: ignore[misc]
         assert kill_marked(tmp_path / "w" / "attempts") == 1
         assert (await ours.exit("r")).code == -signal.SIGKILL

@@ -16,7 +16,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.struct_pb2 import Struct
@@ -29,10 +29,12 @@ from whippletree.v1.rollout_pb2_grpc import RolloutServiceStub
 from whippletree.v1.run_pb2_grpc import RunServiceStub
 
 from gateway_svc.server import serving
-from gateway_svc.settings import GatewaySettings, StoreSettings
+from gateway_svc.settings import GatewaySettings, IdentitySettings, StoreSettings
 from tests.fakes import postgresql
+from tests.fakes.keys import Keys
 from whippletree.channel import connect
 from whippletree.errors import WhippletreeError, from_rpc_error
+from whippletree.settings import AccessSettings
 
 if TYPE_CHECKING:  # these stubs exist for the type checker alone
     from whippletree.v1.event_pb2_grpc import EventServiceAsyncStub
@@ -171,18 +173,25 @@ async def running_gateway(
     folder: Path,
     *,
     start: Callable[[GatewaySettings], contextlib.AbstractAsyncContextManager[int]] = serving,
-    **changes: object,
+    keys: Keys | None = None,
+    access: AccessSettings | None = None,
+    **changes: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in this process, on a store in `folder`; `changes` are fields of GatewaySettings.
 
-    `start` serves it, alone or together with a bridge, and yields its port.
+    `start` serves it, alone or together with a bridge, and yields its port. With `keys` it asks for them, and the
+    channel carries the operator's unless `access` says otherwise.
     At the end the gateway stops before the channel is closed, so that calls in flight see how a stop looks.
     """
     where = record_of(folder)
     store = StoreSettings.model_validate({"path" if isinstance(where, Path) else "url": where, "synchronous": "NORMAL"})
     settings = GatewaySettings(store=store, grace=0.5, watch_quiet=0.2, insecure_dev=True).model_copy(update=changes)
+    if keys is not None:
+        identity = IdentitySettings(folder=keys.folder)
+        settings = settings.model_copy(update={"insecure_dev": False, "identity": identity})
+        access = access or keys.access
     async with contextlib.AsyncExitStack() as after, start(settings) as port:
-        channel = await after.enter_async_context(connect(f"127.0.0.1:{port}"))
+        channel = await after.enter_async_context(connect(f"127.0.0.1:{port}", access))
         yield RunningGateway(address=f"127.0.0.1:{port}", channel=channel)
 
 

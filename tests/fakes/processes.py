@@ -83,7 +83,7 @@ class Bench:
 
     async def run(self, name: str, task: Command | Program) -> tuple[Exit, dict[str, str]]:
         """Launch, wait, collect the output."""
-        end = await self.runner.launch(rollout(name, task), 1) or await self.exit(name)
+        end = await self.runner.launch(rollout(name, task), 1, "") or await self.exit(name)
         return end, dict(self.runner.output(RolloutId(name), 1))
 
     def output(self, name: str, stream: str = "stdout") -> str:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gateway_svc import server as gateway_server
 from gateway_svc.settings import GatewaySettings
@@ -13,6 +14,7 @@ from openai_bridge.settings import BridgeSettings, StreamSettings
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import RunningGateway, running_gateway
+from tests.fakes.keys import Keys
 from tests.fakes.stack import envoy
 from whippletree.cli import together
 
@@ -41,23 +43,47 @@ class System:
 
 @contextlib.asynccontextmanager
 async def system(
-    folder: Path, *, joint: bool = False, stream: StreamSettings | None = None, **changes: object
+    folder: Path,
+    *,
+    joint: bool = False,
+    keys: Keys | None = None,
+    stream: StreamSettings | None = None,
+    **changes: Any,
 ) -> AsyncIterator[System]:
     """Start it, with `models/tiny` registered; `changes` are fields of GatewaySettings.
 
-    `joint` = gateway and bridge are together on one port, as in one process. `stream` is the bridge's.
+    `joint` = gateway and bridge are together on one port, as in one process. `keys` = with identity. `stream` is the
+    bridge's.
     """
+    async with (
+        served(folder, joint=joint, keys=keys, stream=stream, **changes) as (gateway, bridge, engine),
+        envoy(gateway=gateway.address, bridge=bridge, folder=folder) as url,
+    ):
+        yield System(url=url, gateway=gateway, engine=engine)
+
+
+@contextlib.asynccontextmanager
+async def served(
+    folder: Path,
+    *,
+    joint: bool,
+    keys: Keys | None = None,
+    stream: StreamSettings | None = None,
+    **changes: Any,
+) -> AsyncIterator[tuple[RunningGateway, str, FakeEngine]]:
+    """The same without Envoy: gateway, the bridge's address, engine."""
     model = write_chat_model(folder / "model")
-    settings = BridgeSettings(grace=0, insecure_dev=True, stream=stream or StreamSettings())
+    settings = BridgeSettings(grace=0, insecure_dev=keys is None, stream=stream or StreamSettings())
+    if keys is not None:
+        settings = settings.model_copy(update={"access": keys.access})
     start = partial(_joint, settings) if joint else gateway_server.serving
     async with (
         FakeEngine() as engine,
-        running_gateway(folder, start=start, **changes) as gateway,
+        running_gateway(folder, start=start, keys=keys, **changes) as gateway,
         _bridge(settings, gateway, joint) as bridge,
-        envoy(gateway=gateway.address, bridge=bridge, folder=folder) as url,
     ):
         await gateway.register_model(engine.url, tokenizer_path=str(model))
-        yield System(url=url, gateway=gateway, engine=engine)
+        yield gateway, bridge, engine
 
 
 def _joint(bridge: BridgeSettings, gateway: GatewaySettings) -> contextlib.AbstractAsyncContextManager[int]:

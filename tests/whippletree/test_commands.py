@@ -48,14 +48,22 @@ def test_the_control_tells_the_agent_to_calculate_nonsense() -> None:
 
 def test_the_driver_gets_every_override_as_it_is() -> None:
     command = driver_command(
-        Path("/c.toml"), gateway="h:1", runs=Path("/runs"), overrides=['a.b="x, y"', "c.d=1"], fresh=False
+        Path("/c.toml"),
+        gateway="h:1",
+        key=Path("/operator.key"),
+        runs=Path("/runs"),
+        overrides=['a.b="x, y"', "c.d=1"],
+        fresh=False,
     )
     assert command[1:4] == ("-m", "trainer_svc", "/c.toml")
     assert command[-4:] == ("--set", 'a.b="x, y"', "--set", "c.d=1")
     assert command[command.index("--gateway") + 1] == "h:1"
+    assert command[command.index("--access.api_key_file") + 1] == "/operator.key"
 
 
-@pytest.mark.parametrize("words", ["", "up", "train", "demo", "doctor", "rollouts", "rollouts list", "rollouts show"])
+@pytest.mark.parametrize(
+    "words", ["", "up", "train", "demo", "doctor", "rollouts", "rollouts list", "rollouts show", "keys", "keys create"]
+)
 def test_every_command_explains_itself(words: str) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "whippletree.cli.main", *words.split(), "--help"],

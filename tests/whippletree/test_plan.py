@@ -9,7 +9,7 @@ from whippletree.cli import plan
 from whippletree.cli.console import UserError
 
 
-def layout(folder: Path, engine_url: str = "", *, together: bool = False) -> plan.Layout:
+def layout(folder: Path, engine_url: str = "", *, together: bool = False, insecure_dev: bool = False) -> plan.Layout:
     return plan.Layout(
         root=folder,
         run_dir=folder / "run",
@@ -18,6 +18,7 @@ def layout(folder: Path, engine_url: str = "", *, together: bool = False) -> pla
         ports=plan.Ports(envoy=1, envoy_admin=2, gateway=3, bridge=4, controller=5, engine=6),
         engine_url=engine_url,
         together=together,
+        insecure_dev=insecure_dev,
     )
 
 
@@ -31,16 +32,30 @@ def test_services_find_the_gateway_and_keep_their_state_in_the_run_folder(tmp_pa
     made = layout(tmp_path)
     parts = [plan.gateway(made), *plan.bridges(made), plan.controller(made)]
     lines = [" ".join(part.command[1:]) for part in parts]
-    assert lines[0] == f"-m gateway_svc --listen 127.0.0.1:3 --store.path {tmp_path}/run/record.db"
-    assert lines[1] == "-m openai_bridge --listen 127.0.0.1:4 --gateway 127.0.0.1:3"
+    run = tmp_path / "run"
+    record = f"--store.path {run}/record.db --identity.folder {run}/keys"
+    key = f"--access.api_key_file {run}/service.key"
+    assert lines[0] == f"-m gateway_svc --listen 127.0.0.1:3 {record}"
+    assert lines[1] == f"-m openai_bridge --listen 127.0.0.1:4 --gateway 127.0.0.1:3 {key}"
     assert lines[2].startswith("-m controller_svc --listen 127.0.0.1:5 --gateway 127.0.0.1:3 --api http://127.0.0.1:1")
+    assert key in lines[2]
     assert [part.port for part in parts] == [3, 4, 5]
+
+
+def test_without_identity_every_service_is_told_so(tmp_path: Path) -> None:
+    made = layout(tmp_path, insecure_dev=True)
+    for part in (plan.gateway(made), *plan.bridges(made), plan.controller(made)):
+        assert "--insecure_dev true" in " ".join(part.command)
+        assert "key" not in " ".join(part.command)
 
 
 def test_one_process_may_be_gateway_and_bridge(tmp_path: Path) -> None:
     made = layout(tmp_path, together=True)
     part = plan.gateway(made)
-    line = f"-m whippletree.cli.together --listen 127.0.0.1:3 --gateway.store.path {tmp_path}/run/record.db"
+    line = (
+        f"-m whippletree.cli.together --listen 127.0.0.1:3 --gateway.store.path {tmp_path}/run/record.db "
+        f"--gateway.identity.folder {tmp_path}/run/keys"
+    )
     assert (part.name, " ".join(part.command[1:]), part.port_setting) == ("together", line, "--gateway-port")
     assert plan.bridges(made) == []
 

@@ -1,6 +1,7 @@
 import pytest
 
 from gateway_svc.settings import GatewaySettings
+from openai_bridge.settings import BridgeSettings
 from whippletree.settings import is_loopback, load
 
 
@@ -29,4 +30,10 @@ def test_without_identity_a_service_refuses_to_be_reached_from_outside(capsys: p
 
 
 def test_identity_is_on_unless_switched_off() -> None:
-    assert load(GatewaySettings, []).insecure_dev is False
+    assert load(BridgeSettings, []).insecure_dev is False
+
+
+def test_a_gateway_without_keys_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(GatewaySettings, [])
+    assert "identity.folder: name the folder of keys" in capsys.readouterr().err

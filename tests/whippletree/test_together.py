@@ -13,7 +13,8 @@ from whippletree.cli.together import settings_of
 
 def test_arguments_go_to_the_service_that_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRIDGE_DELIVERY__QUEUE", "7")
-    made = settings_of(["--listen", "127.0.0.1:9", "--gateway.store.path", "a b", "--bridge.grace=3", "--grace", "2"])
+    both = ["--listen", "127.0.0.1:9", "--grace", "2", "--insecure_dev=true"]
+    made = settings_of(["--gateway.store.path", "a b", "--bridge.grace=3", *both])
     assert (str(made.gateway.store.path), made.gateway.grace) == ("a b", 2.0)
     assert (made.bridge.delivery.queue, made.bridge.grace) == (7, 2.0)
     assert made.gateway.listen == made.bridge.listen == "127.0.0.1:9"
@@ -22,7 +23,7 @@ def test_arguments_go_to_the_service_that_they_name(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("wrong", ["--gateway.nothing=1", "--store.path=x", "--bridge.listening=1"])
 def test_an_argument_that_fits_no_service_ends_the_start(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        settings_of([wrong])
+        settings_of(["--insecure_dev", "true", wrong])
     assert wrong.rpartition(".")[2].partition("=")[0] in capsys.readouterr().err
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from whippletree.cli import identity
 from whippletree.cli.console import OUT, Failure, UserError, report, run
 from whippletree.cli.engine import Device
 from whippletree.cli.project import ROOT, TRAIN_PYTHON
@@ -118,6 +119,7 @@ async def _train(chosen: Demo, running: System) -> int:
     command = driver_command(
         EXAMPLE / "config.toml",
         gateway=f"127.0.0.1:{running.layout.ports.gateway}",
+        key=identity.access(chosen.run_dir).api_key_file,
         runs=chosen.runs,
         overrides=config_overrides(chosen),
         fresh=chosen.fresh,

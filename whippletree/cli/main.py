@@ -2,7 +2,7 @@
 
 import typer
 
-from whippletree.cli import demo, doctor, record, rollouts, train, up
+from whippletree.cli import demo, doctor, keys, record, rollouts, train, up
 
 app = typer.Typer(
     name="whippletree",
@@ -18,6 +18,7 @@ app.command()(demo.demo)
 app.command()(doctor.doctor)
 app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(record.app, name="record")
+app.add_typer(keys.app, name="keys")
 
 
 if __name__ == "__main__":

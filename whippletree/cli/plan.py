@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whippletree.cli import identity
 from whippletree.cli.console import UserError
 from whippletree.cli.endpoints import Endpoints
 from whippletree.cli.envoy import EnvoyValues, arguments
@@ -44,6 +45,8 @@ class Layout:
     """An engine that runs already; empty = ours is started."""
     together: bool = False
     """Gateway and bridge are one process, on the gateway's port."""
+    insecure_dev: bool = False
+    """Nobody is asked for a key or a token."""
 
     @property
     def engine(self) -> str:
@@ -57,24 +60,27 @@ class Layout:
 
 
 def gateway(layout: Layout) -> Part:
-    """The gateway on its record, with the bridge where they are one process."""
-    port, record = layout.ports.gateway, str(layout.run_dir / "record.db")
+    """The gateway on its record and its keys, with the bridge where they are one process."""
+    port, prefix = layout.ports.gateway, "gateway." if layout.together else ""
+    record = (f"--{prefix}store.path", str(layout.run_dir / "record.db"))
+    keys = (f"--{prefix}identity.folder", str(identity.keys_folder(layout.run_dir)))
+    arguments = record if layout.insecure_dev else (*record, *keys)
     if layout.together:
-        arguments = ("--gateway.store.path", record)
         return _service(layout, "together", "whippletree.cli.together", port, arguments, setting="gateway")
-    return _service(layout, "gateway", "gateway_svc", port, ("--store.path", record))
+    return _service(layout, "gateway", "gateway_svc", port, arguments)
 
 
 def bridges(layout: Layout) -> list[Part]:
     """The bridge, where it is a process of its own."""
     if layout.together:
         return []
-    return [_service(layout, "bridge", "openai_bridge", layout.ports.bridge, ("--gateway", _at(layout.ports.gateway)))]
+    arguments = ("--gateway", _at(layout.ports.gateway), *_key(layout))
+    return [_service(layout, "bridge", "openai_bridge", layout.ports.bridge, arguments)]
 
 
 def controller(layout: Layout) -> Part:
     """The controller with its local runner."""
-    more = ("--gateway", _at(layout.ports.gateway), "--api", layout.api)
+    more = ("--gateway", _at(layout.ports.gateway), "--api", layout.api, *_key(layout))
     work = ("--local.work_root", str(layout.run_dir / "controller"))
     return _service(layout, "controller", "controller_svc", layout.ports.controller, more + work, grace=20.0)
 
@@ -185,15 +191,22 @@ def _service(
     setting: str = "",
 ) -> Part:
     """`setting` = whose port it takes, where that is not its own name."""
+    insecure = ("--insecure_dev", "true") if layout.insecure_dev else ()
     return Part(
         name=name,
-        command=(sys.executable, "-m", module, "--listen", _at(port), *arguments),
+        command=(sys.executable, "-m", module, "--listen", _at(port), *insecure, *arguments),
         environment={"PYTHONPATH": str(layout.root)},
         ready=GrpcHealth(address=_at(port)),
         address=_at(port),
         port_setting=port_setting(setting or name),
         grace=grace,
     )
+
+
+def _key(layout: Layout) -> tuple[str, ...]:
+    """Where a service finds its key; the key itself is in no argument."""
+    file = str(identity.service_file(layout.run_dir))
+    return () if layout.insecure_dev else ("--access.api_key_file", file)
 
 
 def _at(port: int) -> str:

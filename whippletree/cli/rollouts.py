@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from whippletree.cli import endpoints, plan
+from whippletree.cli import endpoints, identity, plan
 from whippletree.cli.console import OUT, UserError, run
 from whippletree.cli.project import DEFAULT_RUN_DIR
 from whippletree.cli.supervisor import Supervisor
-from whippletree.cli.system import Options, choose
+from whippletree.cli.system import Options, choose, prepare_keys
 from whippletree.cli.text import Decoder, load_decoder, one_line
 from whippletree.client import Call, Client, Complete, Deleted, Event, Rollout, open_client
 
@@ -209,16 +209,18 @@ async def _connected(run_dir: Path, gateway: str) -> AsyncIterator[Client]:
     """A client of the gateway given, of the system that runs in `run_dir`, or of a gateway started for a moment."""
     running = endpoints.read(run_dir)
     if gateway or running is not None:
-        async with open_client(gateway or (running.gateway if running else "")) as client:
+        access = identity.access(run_dir)
+        async with open_client(gateway or (running.gateway if running else ""), access) as client:
             yield client
         return
     if not (run_dir / "record.db").is_file():
         raise UserError(f"--run-dir {run_dir}: nothing runs there and there is no record; give the folder of a system")
     layout = choose(Options(model_dir=run_dir, run_dir=run_dir, port=0))
+    prepare_keys(layout)
     async with Supervisor(run_dir, lambda name, what: None) as supervisor:
         part = replace(plan.gateway(layout), name="reader")
         await supervisor.start([part])
-        async with open_client(part.address) as client:
+        async with open_client(part.address, identity.access(run_dir)) as client:
             yield client
 
 

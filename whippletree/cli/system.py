@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from whippletree.cli import endpoints, plan, ports
+from whippletree.cli import endpoints, identity, plan, ports
 from whippletree.cli.console import Failure, UserError
 from whippletree.cli.engine import Device, engine_command
 from whippletree.cli.envoy import render, templates, write
@@ -41,6 +41,7 @@ class Options:
     device: Device = "auto"
     engine_url: str = ""
     together: bool = False
+    insecure_dev: bool = True
 
 
 class System:
@@ -55,6 +56,7 @@ class System:
     async def start(self) -> None:
         """Start everything; all but the engine are ready afterwards. PartError, UserError."""
         layout = self.layout
+        prepare_keys(layout)
         if not layout.engine_url:
             command = engine_command(
                 layout.model_dir, port=layout.ports.engine, device=self._device, python=TRAIN_PYTHON
@@ -101,7 +103,8 @@ class System:
             await asyncio.gather(self._engine, return_exceptions=True)
 
     async def _register(self) -> None:
-        async with open_client(f"{plan.HOST}:{self.layout.ports.gateway}", patience=30.0) as client:
+        access = identity.access(self.layout.run_dir)
+        async with open_client(f"{plan.HOST}:{self.layout.ports.gateway}", access, patience=30.0) as client:
             await client.register_model(plan.model(self.layout))
 
 
@@ -158,7 +161,18 @@ def choose(options: Options) -> plan.Layout:
         ports=plan.Ports(**chosen),
         engine_url=options.engine_url.rstrip("/"),
         together=options.together,
+        insecure_dev=options.insecure_dev,
     )
+
+
+def prepare_keys(layout: plan.Layout) -> None:
+    """Make the keys that are missing. UserError where the folder's cannot be used."""
+    if layout.insecure_dev:
+        return
+    try:
+        identity.prepare(layout.run_dir)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--run-dir {layout.run_dir}: its keys cannot be used ({error})") from error
 
 
 @contextlib.contextmanager

@@ -70,6 +70,8 @@ async def serving(settings: Settings) -> AsyncIterator[int]:
             reflected=public_services(),
             checks=gateway.checks,
             interceptors=[telemetry.interceptor],
+            guard=gateway.guard.also(bridge.guard) if gateway.guard and bridge.guard else None,
+            tls=settings.gateway.tls,
         ) as port:
             yield port
 

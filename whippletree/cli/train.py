@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from whippletree.cli import endpoints
+from whippletree.cli import endpoints, identity
 from whippletree.cli.console import UserError, run
 from whippletree.cli.project import DEFAULT_RUN_DIR, ROOT, TRAIN_PYTHON
 from whippletree.cli.supervisor import run_job
@@ -35,13 +35,18 @@ def train(
     found = endpoints.read(run_dir)
     if found is None:
         run(_refuse(f"--run-dir {run_dir}: nothing runs there; start it with `whippletree up --model DIR`"))
-    run(_train(driver_command(config, gateway=found.gateway, runs=runs, overrides=overrides or [], fresh=fresh)))
+    key = identity.access(run_dir).api_key_file
+    command = driver_command(config, gateway=found.gateway, key=key, runs=runs, overrides=overrides or [], fresh=fresh)
+    run(_train(command))
 
 
-def driver_command(config: Path, *, gateway: str, runs: Path, overrides: list[str], fresh: bool) -> tuple[str, ...]:
-    """Command line of the driver."""
+def driver_command(
+    config: Path, *, gateway: str, key: Path | None, runs: Path, overrides: list[str], fresh: bool
+) -> tuple[str, ...]:
+    """Command line of the driver; `key` = the file of its key, None = it has none."""
     return (
         *(sys.executable, "-m", "trainer_svc", str(config.resolve())),
+        *(("--access.api_key_file", str(key.resolve())) if key is not None else ()),
         *("--gateway", gateway, "--runs", str(runs.resolve()), "--python", str(TRAIN_PYTHON)),
         *("--cache", str(ROOT / ".cache")),
         *(("--fresh", "true") if fresh else ()),

@@ -1,0 +1,121 @@
+"""The interceptor that lets a call through or not. It stands inside `serve.ErrorInterceptor`, which tells the refusal.
+
+In: the rpc's name, its metadata, its request. Out: the call goes on, or UnauthenticatedError, PermissionDeniedError.
+What no rule names is for operators alone.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+
+from whippletree.errors import PermissionDeniedError, UnauthenticatedError
+from whippletree.identity.claims import Caller, Claims, Operator, presented
+from whippletree.identity.operator_keys import PREFIX, OperatorKey, check
+from whippletree.identity.tokens import TokenVerifier
+
+Rule = Callable[[Any, Claims], None]
+"""Raises PermissionDeniedError where a token's claims do not allow a request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Who may call what. Names are `/package.Service/Method`, or `/package.Service/` for all of a service."""
+
+    public: frozenset[str] = frozenset()
+    """For everybody."""
+    scoped: Mapping[str, Rule] = field(default_factory=dict)
+    """For tokens that the rule allows, and for operators."""
+
+    def __or__(self, other: "Rules") -> "Rules":
+        """Both, for one server of two services."""
+        return Rules(public=self.public | other.public, scoped={**self.scoped, **other.scoped})
+
+
+class Authenticator(Protocol):
+    """Says who calls."""
+
+    async def caller(self, credential: str) -> Caller:
+        """The bearer of a key or token. UnauthenticatedError."""
+
+
+class ByKeyOrToken:
+    """Operators' keys and tokens. Without `operators` keys are refused: this service serves attempts alone."""
+
+    def __init__(self, tokens: TokenVerifier, operators: Callable[[], Mapping[str, OperatorKey]] | None = None) -> None:
+        self._tokens, self._operators = tokens, operators
+
+    async def caller(self, credential: str) -> Caller:
+        """The bearer. UnauthenticatedError."""
+        if not credential.startswith(PREFIX):
+            return await self._tokens.claims(credential)
+        if self._operators is None:
+            raise UnauthenticatedError("an attempt's token is needed here, not an operator's key")
+        return check(credential, self._operators())
+
+
+PUBLIC = frozenset(
+    {
+        "/grpc.health.v1.Health/",
+        "/grpc.reflection.v1alpha.ServerReflection/",
+        "/grpc.reflection.v1.ServerReflection/",
+    }
+)
+"""Health, and the contract, which is no secret."""
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Asks every call for its key or token."""
+
+    def __init__(self, rules: Rules, authenticator: Authenticator) -> None:
+        self.rules, self._authenticator = rules, authenticator
+        self._public = rules.public | PUBLIC
+
+    def also(self, other: "Guard") -> "Guard":
+        """This one, with the rules of another besides."""
+        return Guard(self.rules | other.rules, self._authenticator)
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        method = handler_call_details.method
+        service = method[: method.rindex("/") + 1]
+        if handler is None or method in self._public or service in self._public:
+            return handler
+        rule = self.rules.scoped.get(method) or self.rules.scoped.get(service)
+        coders = (handler.request_deserializer, handler.response_serializer)
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, rule), *coders)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, rule), *coders)
+        raise PermissionDeniedError("no rule is known for a stream of requests")
+
+    async def admit(self, rule: Rule | None, request: Any, headers: Any) -> None:
+        """Return where the caller may do this."""
+        caller = await self._authenticator.caller(presented(headers or ()))
+        if isinstance(caller, Operator):
+            return
+        if rule is None:
+            raise PermissionDeniedError("an operator's key is needed here, not an attempt's token", needs="operator")
+        rule(request, caller)
+
+    def _unary(self, method: Callable[..., Awaitable[Any]], rule: Rule | None) -> Callable[..., Awaitable[Any]]:
+        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            await self.admit(rule, request, context.invocation_metadata())
+            return await method(request, context)
+
+        return guarded
+
+    def _stream(
+        self, method: Callable[..., AsyncIterator[Any]], rule: Rule | None
+    ) -> Callable[..., AsyncIterator[Any]]:
+        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            await self.admit(rule, request, context.invocation_metadata())
+            async for message in method(request, context):
+                yield message
+
+        return guarded
