@@ -5,6 +5,7 @@ how these hear of one another. Statements and migrations are the same for both.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,12 +25,21 @@ class Numbers:
     catalog: int = 0
 
 
+class Near(Protocol):
+    """A database in this process."""
+
+    def snapshot(self) -> AbstractContextManager[Connection]:
+        """A connection on which a reading transaction runs while the block does."""
+
+
 class Backend(Protocol):
     """One open database."""
 
     writer: Engine
     reader: Engine
     """Its transactions are snapshots: all statements of one see the same commits."""
+    near: Near | None
+    """For reads in the event loop itself; None = the database is too far away for them."""
     url: str
     """Where other processes reach the same database; empty = this process has it alone."""
 

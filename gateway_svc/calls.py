@@ -11,6 +11,7 @@ import orjson
 from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
 
 from gateway_svc import prefix, requests, rollout_state, rollouts, schema
+from gateway_svc.prepared import Prepared
 from gateway_svc.schema import calls, events, turns
 from gateway_svc.store import Transaction
 from gateway_svc.types import (
@@ -37,7 +38,7 @@ _BASIC = [column for column in calls.c if column.name not in ("response", "logpr
 _BASIC.append(turns.c.lost)
 _WITH_TURN = calls.join(turns, and_(turns.c.rollout == calls.c.rollout, turns.c.sequence == calls.c.sequence), True)
 _TOKENS = [calls.c.response, calls.c.logprobs, calls.c.suffix]
-_LONGEST = (
+_LONGEST = Prepared(
     select(calls.c.sequence, calls.c.call_id, calls.c.length, calls.c.digest)
     .where(calls.c.rollout == bindparam("rollout"), calls.c.attempt == bindparam("attempt"))
     .where(calls.c.length <= bindparam("most"))
@@ -54,7 +55,7 @@ _SAME_PROMPT = (
     .order_by(calls.c.sequence)
     .limit(1)
 )
-_INSERT, _INSERT_EVENT = insert(calls), insert(events)
+_INSERT, _INSERT_EVENT = Prepared(insert(calls)), Prepared(insert(events))
 _CHAIN = select(calls.c.parent, calls.c.shared, calls.c.suffix, calls.c.response)
 
 
@@ -78,7 +79,7 @@ def parent(connection: Connection, rollout: int, attempt: int, prompt: bytes) ->
     """Which call of the attempt the prompt continues. Calls are looked at from the longest on, a few at first."""
     keys, offset, size = {"rollout": rollout, "attempt": attempt, "most": len(prompt) // 4}, 0, FIRST_LOOK
     while True:
-        rows = connection.execute(_LONGEST, keys | {"size": size, "offset": offset}).all()
+        rows = _LONGEST.all(connection, keys | {"size": size, "offset": offset})
         match = prefix.longest(
             prompt, [prefix.Sequence(key=r[0], call_id=r[1], length=r[2], digest=r[3]) for r in rows]
         )
@@ -103,8 +104,8 @@ def record(tx: Transaction, draft: Draft) -> Event:
     ask, sampled = draft.ask, draft.sampled
     if (answer := requests.first_answer(tx.connection, ask.once)) is not None:
         return replayed(tx.connection, answer)
-    rollout = rollouts.get(tx.connection, ask.rollout_id)
-    rollout_state.check_writable(rollout.status, ask.attempt, f"rollouts/{ask.rollout_id}")
+    rollout = rollouts.standing(tx.connection, ask.rollout_id)
+    rollout_state.check_writable(rollout, ask.attempt, f"rollouts/{ask.rollout_id}")
     event: dict[str, Any] = {
         "rollout": rollout.ordinal,
         "attempt": ask.attempt,
@@ -113,7 +114,7 @@ def record(tx: Transaction, draft: Draft) -> Event:
     }
     event |= {"kind": "call", "label": "", "call_id": draft.call_id, "value": None, "body": b""}
     sequence = tx.next_sequence()
-    tx.connection.execute(_INSERT_EVENT, event | {"sequence": sequence})
+    _INSERT_EVENT.run(tx.connection, event | {"sequence": sequence})
     match = draft.match
     if draft.siblings:
         match = same_prompt(tx.connection, rollout.ordinal, ask.attempt, ask.prompt, match)
@@ -133,7 +134,7 @@ def record(tx: Transaction, draft: Draft) -> Event:
     keys: dict[str, Any] = {"sequence": sequence, "rollout": rollout.ordinal, "attempt": ask.attempt}
     keys["parent"] = found.key if found else None
     digest = prefix.digest(ask.prompt, sampled.response)
-    tx.connection.execute(_INSERT, _row(call) | keys | {"digest": digest})
+    _INSERT.run(tx.connection, _row(call) | keys | {"digest": digest})
     requests.remember(tx, ask.once, orjson.dumps(sequence))
     return Event(rollout_id=ask.rollout_id, sequence=sequence, attempt=ask.attempt, create_time=tx.now, payload=call)
 
@@ -198,7 +199,7 @@ def mark_delivered(tx: Transaction, rollout_id: RolloutId | None, call_ids: Sequ
     None = calls of any rollouts; those that are not there (any more) are passed over.
     """
     if rollout_id is not None:
-        rollout = rollouts.get(tx.connection, rollout_id)
+        rollout = rollouts.standing(tx.connection, rollout_id)
         known = select(calls.c.call_id).where(calls.c.rollout == rollout.ordinal, calls.c.call_id.in_(call_ids))
         missing = set(call_ids) - set(tx.connection.execute(known).scalars())
         if missing:

@@ -8,11 +8,13 @@ import orjson
 from sqlalchemy import Connection, Row, insert, select
 
 from gateway_svc import calls, requests, rollout_state, rollouts
+from gateway_svc.prepared import Prepared
 from gateway_svc.schema import events
 from gateway_svc.store import Transaction
 from gateway_svc.types import Event, Log, ModelCall, Note, Once, Payload, Reward, RolloutId, View
 from whippletree.errors import InvalidFieldError, NotFoundError, RewardNotFiniteError
 
+_INSERT = Prepared(insert(events))
 LABEL_LIMIT = 128
 """Characters of a note's type, a reward's source, a log's stream."""
 NOTE_LIMIT = 1 << 20
@@ -51,14 +53,14 @@ def append(
     once: Once | None,
 ) -> Event:
     """Store one event of the current attempt. Raises StaleAttemptError, RolloutEndedError, InvalidFieldError."""
-    rollout = rollouts.get(tx.connection, rollout_id)
+    rollout = rollouts.standing(tx.connection, rollout_id)
     if (answer := requests.first_answer(tx.connection, once)) is not None:
         first = page(tx.connection, rollout.ordinal, rollout_id, orjson.loads(answer) - 1, 1, View.BASIC)
         if not first or first[0].sequence != orjson.loads(answer):
             name = f"rollouts/{rollout_id}/events/{orjson.loads(answer)}"
             raise NotFoundError(f"{name} was deleted since this request was answered", name=name)
         return first[0]
-    rollout_state.check_writable(rollout.status, attempt, f"rollouts/{rollout_id}")
+    rollout_state.check_writable(rollout, attempt, f"rollouts/{rollout_id}")
     if (
         isinstance(payload, Reward)
         and payload.call_id
@@ -67,7 +69,7 @@ def append(
         raise InvalidFieldError(f"the rollout has no call {payload.call_id}", field="reward.call_id")
     row = {"rollout": rollout.ordinal, "attempt": attempt, "create_time": tx.now, "may_ignore": may_ignore}
     sequence = tx.next_sequence()
-    tx.connection.execute(insert(events), row | _row(payload) | {"sequence": sequence})
+    _INSERT.run(tx.connection, row | _row(payload) | {"sequence": sequence})
     requests.remember(tx, once, orjson.dumps(sequence))
     return Event(
         rollout_id=rollout_id,

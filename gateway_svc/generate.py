@@ -159,7 +159,7 @@ class Generator:
 
     async def _look(self, ask: Ask, left: Callable[[], bool]) -> _Seen:
         """Raises NotFoundError, RequestIdReusedError, StaleAttemptError, RolloutEndedError."""
-        seen = await self._store.read(lambda connection: _look(connection, ask))
+        seen = await self._store.look(lambda connection: _look(connection, ask))
         if not seen.retried:
             return seen
         return replace(seen, earlier=await self._store.write(lambda tx: turns.take_over(tx, ask, lost=left())))
@@ -248,8 +248,8 @@ def _look(connection: Connection, ask: Ask) -> _Seen:
             run_id=RunId(""),
             match=prefix.Match(parent=None, shared=0),
         )
-    rollout = rollouts.get(connection, ask.rollout_id)
-    rollout_state.check_writable(rollout.status, ask.attempt, f"rollouts/{ask.rollout_id}")
+    rollout = rollouts.standing(connection, ask.rollout_id)
+    rollout_state.check_writable(rollout, ask.attempt, f"rollouts/{ask.rollout_id}")
     equal = turns.equal(connection, rollout.ordinal, ask)
     retried = turns.retried(connection, equal, ask) is not None
     match = calls.parent(connection, rollout.ordinal, ask.attempt, ask.prompt)
@@ -258,6 +258,6 @@ def _look(connection: Connection, ask: Ask) -> _Seen:
         retried=retried,
         siblings=bool(equal),
         ordinal=rollout.ordinal,
-        run_id=rollout.spec.run_id,
+        run_id=rollout.run_id,
         match=match,
     )

@@ -18,7 +18,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from gateway_svc.backend import Numbers
+from gateway_svc.backend import Near, Numbers
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ _MIGRATING = "SELECT pg_advisory_xact_lock(4775813)"
 class Postgresql:
     """`synchronous` FULL waits for the server's disk at every commit; NORMAL does not, so a crash of the server (not
     of a gateway) may lose the last half second."""
+
+    near: Near | None = None
 
     def __init__(self, url: str, synchronous: str, readers: int) -> None:
         commit = "on" if synchronous == "FULL" else "off"

@@ -9,6 +9,7 @@ from datetime import timedelta
 import orjson
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
+from gateway_svc.prepared import Prepared
 from gateway_svc.schema import requests
 from gateway_svc.store import Transaction
 from gateway_svc.types import Micros, Once, Outcome, RolloutState, RolloutStatus
@@ -16,28 +17,30 @@ from whippletree.errors import RequestIdReusedError
 
 KEPT = Micros(timedelta(hours=24) // timedelta(microseconds=1))
 
-_INSERT = insert(requests)
-_BY_ID = select(requests.c.method, requests.c.digest, requests.c.answer).where(requests.c.request_id == bindparam("id"))
+_INSERT = Prepared(insert(requests))
+_BY_ID = Prepared(
+    select(requests.c.method, requests.c.digest, requests.c.answer).where(requests.c.request_id == bindparam("id"))
+)
 
 
 def first_answer(connection: Connection, once: Once | None) -> bytes | None:
     """What was remembered for this request; None = it is new. Raises RequestIdReusedError."""
     if once is None:
         return None
-    row = connection.execute(_BY_ID, {"id": once.request_id}).first()
+    row = _BY_ID.first(connection, {"id": once.request_id})
     if row is None:
         return None
-    if row.method != once.method or row.digest != once.digest:
-        raise RequestIdReusedError(f"request_id {once.request_id} was used for another request", method=row.method)
-    answer: bytes = row.answer
-    return answer
+    method, digest, answer = row
+    if method != once.method or digest != once.digest:
+        raise RequestIdReusedError(f"request_id {once.request_id} was used for another request", method=method)
+    return bytes(answer)
 
 
 def remember(tx: Transaction, once: Once | None, answer: bytes) -> None:
     """Store the answer in the transaction of its effect."""
     if once is not None:
-        tx.connection.execute(
-            _INSERT,
+        _INSERT.run(
+            tx.connection,
             {
                 "request_id": once.request_id,
                 "method": once.method,

@@ -5,7 +5,7 @@ error that says why not. A verb whose effect already holds gives the same status
 """
 
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from gateway_svc.types import Micros, Outcome, RolloutState, RolloutStatus
 from whippletree.errors import InvalidFieldError, RolloutEndedError, StaleAttemptError, WrongStateError
@@ -89,7 +89,16 @@ def transition(
             assert_never(to)
 
 
-def check_writable(status: RolloutStatus, attempt: int, name: str) -> None:
+class Current(Protocol):
+    """A rollout's state, and the number of its current attempt."""
+
+    @property
+    def state(self) -> RolloutState: ...
+    @property
+    def attempt(self) -> int: ...
+
+
+def check_writable(status: Current, attempt: int, name: str) -> None:
     """Raise unless this attempt may write events and make calls now."""
     if status.state.ended:
         raise RolloutEndedError(f"{name} has ended ({status.state}) and takes no more events or calls", name=name)

@@ -13,6 +13,7 @@ import orjson
 from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
 
 from gateway_svc import facts, requests, rollout_state
+from gateway_svc.prepared import Prepared
 from gateway_svc.rollout_state import Step
 from gateway_svc.schema import attempts, deletions, rollouts, runs
 from gateway_svc.store import Transaction, last_change
@@ -31,6 +32,11 @@ from gateway_svc.types import (
 from whippletree.errors import AlreadyExistsError, NotFoundError
 
 _BY_ID = select(rollouts).where(rollouts.c.rollout_id == bindparam("id"))
+_STANDING = Prepared(
+    select(rollouts.c.ordinal, rollouts.c.run_id, rollouts.c.state, rollouts.c.attempt).where(
+        rollouts.c.rollout_id == bindparam("id")
+    )
+)
 _IDS_PER_QUERY = 500
 _ROWS_PER_INSERT = 512
 _NEW = RolloutStatus()
@@ -56,6 +62,16 @@ class Changes:
     deleted: tuple[facts.Deleted, ...]
     upto: int
     more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a rollout stands: what every call and event needs to know of it."""
+
+    ordinal: int
+    run_id: RunId
+    state: RolloutState
+    attempt: int
 
 
 def create(tx: Transaction, specs: Sequence[RolloutSpec], once: Once | None) -> list[tuple[Rollout, bool]]:
@@ -142,6 +158,15 @@ def get(connection: Connection, rollout_id: RolloutId) -> Rollout:
     if row is None:
         raise NotFoundError(f"rollouts/{rollout_id} does not exist", name=f"rollouts/{rollout_id}")
     return _rollout(row)
+
+
+def standing(connection: Connection, rollout_id: RolloutId) -> Standing:
+    """Where one rollout stands. Raises NotFoundError."""
+    row = _STANDING.first(connection, {"id": rollout_id})
+    if row is None:
+        raise NotFoundError(f"rollouts/{rollout_id} does not exist", name=f"rollouts/{rollout_id}")
+    ordinal, run_id, state, attempt = row
+    return Standing(ordinal=ordinal, run_id=RunId(run_id), state=RolloutState(state), attempt=attempt)
 
 
 def page(connection: Connection, wanted: Filter, after: int, size: int) -> list[Rollout]:

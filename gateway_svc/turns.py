@@ -11,13 +11,14 @@ import orjson
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from gateway_svc import calls, requests, retry, rollout_state, rollouts
+from gateway_svc.prepared import Prepared
 from gateway_svc.schema import calls as calls_table
 from gateway_svc.schema import turns
 from gateway_svc.store import Transaction
 from gateway_svc.types import Ask, Event, RolloutId
 
-_INSERT = insert(turns)
-_EQUAL = (
+_INSERT = Prepared(insert(turns))
+_EQUAL = Prepared(
     select(turns.c.sequence, turns.c.idempotency_key, turns.c.lost)
     .where(turns.c.rollout == bindparam("rollout"), turns.c.attempt == bindparam("attempt"))
     .where(turns.c.turn == bindparam("turn"))
@@ -34,7 +35,7 @@ def record(tx: Transaction, draft: calls.Draft, rollout: int, *, lost: bool) -> 
     if ask.repeat is not None:
         row = {"rollout": rollout, "sequence": event.sequence, "attempt": ask.attempt, "turn": ask.repeat.turn}
         row |= {"idempotency_key": ask.repeat.key, "holder": _request(ask), "lost": lost}
-        tx.connection.execute(_INSERT, row)
+        _INSERT.run(tx.connection, row)
     return event
 
 
@@ -43,7 +44,7 @@ def equal(connection: Connection, rollout: int, ask: Ask) -> Sequence[Any]:
     if ask.repeat is None:
         return ()
     keys = {"rollout": rollout, "attempt": ask.attempt, "turn": ask.repeat.turn}
-    return connection.execute(_EQUAL, keys).all()
+    return _EQUAL.all(connection, keys)
 
 
 def retried(connection: Connection, rows: Sequence[Any], ask: Ask) -> int | None:
@@ -51,12 +52,12 @@ def retried(connection: Connection, rows: Sequence[Any], ask: Ask) -> int | None
     if ask.repeat is None or not rows:
         return None
     written = select(calls_table.c.sequence).where(
-        calls_table.c.sequence.in_([row.sequence for row in rows]), calls_table.c.delivered
+        calls_table.c.sequence.in_([sequence for sequence, _, _ in rows]), calls_table.c.delivered
     )
     delivered = set(connection.execute(written).scalars())
-    earlier = [retry.Earlier(key=row.idempotency_key, lost=row.lost and row.sequence not in delivered) for row in rows]
+    earlier = [retry.Earlier(key=key, lost=bool(lost) and sequence not in delivered) for sequence, key, lost in rows]
     found = retry.choose(ask.repeat, earlier)
-    return None if found is None else rows[found].sequence
+    return None if found is None else int(rows[found][0])
 
 
 def take_over(tx: Transaction, ask: Ask, *, lost: bool) -> Event | None:
@@ -67,8 +68,8 @@ def take_over(tx: Transaction, ask: Ask, *, lost: bool) -> Event | None:
     """
     if (answer := requests.first_answer(tx.connection, ask.once)) is not None:
         return calls.replayed(tx.connection, answer)
-    rollout = rollouts.get(tx.connection, ask.rollout_id)
-    rollout_state.check_writable(rollout.status, ask.attempt, f"rollouts/{ask.rollout_id}")
+    rollout = rollouts.standing(tx.connection, ask.rollout_id)
+    rollout_state.check_writable(rollout, ask.attempt, f"rollouts/{ask.rollout_id}")
     if (sequence := retried(tx.connection, equal(tx.connection, rollout.ordinal, ask), ask)) is None:
         return None
     answer = orjson.dumps(sequence)
@@ -81,14 +82,14 @@ def take_over(tx: Transaction, ask: Ask, *, lost: bool) -> Event | None:
 def joined(tx: Transaction, sequence: int, ask: Ask) -> None:
     """Make a request that joined a running generation the holder of the call that came of it."""
     if requests.first_answer(tx.connection, ask.once) is None:
-        rollout = rollouts.get(tx.connection, ask.rollout_id)
+        rollout = rollouts.standing(tx.connection, ask.rollout_id)
         _hold(tx, rollout.ordinal, sequence, ask, lost=False)
         requests.remember(tx, ask.once, orjson.dumps(sequence))
 
 
 def lose(tx: Transaction, rollout_id: RolloutId, request_ids: Sequence[str]) -> None:
     """These requests' harness is gone and got no whole reply. Raises NotFoundError for the rollout."""
-    rollout = rollouts.get(tx.connection, rollout_id)
+    rollout = rollouts.standing(tx.connection, rollout_id)
     mine = (turns.c.rollout == rollout.ordinal, turns.c.holder.in_([one for one in request_ids if one]))
     tx.connection.execute(update(turns).where(*mine).values(lost=True))
 
