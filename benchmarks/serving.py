@@ -12,6 +12,8 @@ of the engine (`benchmarks/engine.py`, which answers at once with 128 tokens of 
 - chat_200kb_unshared_per_cpu_s: conversations of 200 KB that nothing was ever asked of.
 - added_p50_ms: p50 with one client and 2 KB, less p50 of the engine asked directly, by turns in the same run.
 - p99_over_p50: at 64 clients, 2 KB.
+- floor_per_cpu_s: calls of 2 KB to a servicer behind Envoy that does nothing (`benchmarks/bare.py`): the most that any
+  gRPC servicer in Python could reach here and now.
 - reader_slowdown: chat rate with a program that reads all tokens of long rollouts over and over, over the rate without.
 - inflight_2000: the longest time from the last start to the last end of 2,000 calls of 6 s, over 6 s; they start within
   5 s, so that all are under way at once.
@@ -23,9 +25,11 @@ take 34.6 s.
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -45,6 +49,8 @@ from tests.fakes.chat_model import END
 from whippletree.channel import connect
 from whippletree.cli import plan
 from whippletree.cli.envoy import render, templates, write
+from whippletree.cli.health import GrpcHealth
+from whippletree.cli.parts import Part
 from whippletree.cli.supervisor import Supervisor
 from whippletree.cli.system import Options, choose
 from whippletree.client import Model, open_client
@@ -58,6 +64,7 @@ DELAY = 6.0
 """Seconds of a slow generation."""
 SPREAD = 5.0
 """Seconds over which slow generations start."""
+PATH = b"/proxy/rollout/%s/attempt/1/mode/train/openai/v1/chat/completions"
 SERVING = ("envoy", "bridge", "gateway", "together")
 PEER = {
     "chat_2kb_per_cpu_s": [210, 290],
@@ -117,7 +124,7 @@ class Bench:
 
     def calls(self, name: str, shape: words.Shape, model: str) -> Requests:
         """The calls of one agent."""
-        path = f"/proxy/rollout/{name}/attempt/1/mode/train/openai/v1/chat/completions".encode()
+        path = PATH % name.encode()
         conversation = words.Conversation(shape, model, self.reply, self.text, random.Random(name))
         return ((path, body) for body in conversation.bodies())
 
@@ -125,10 +132,7 @@ class Bench:
         """Let agents call; what it took."""
         waiting = iter(agents)
         made = Load(address=self.envoy, begin=lambda: next(waiting, None), clients=clients)
-        before = self.cpu()
-        await made.run(seconds)
-        used = {name: value - before[name] for name, value in self.cpu().items()}
-        return Chat(latencies=made.latencies, seconds=made.seconds, used=used)
+        return await taken(made, seconds, self.cpu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +158,14 @@ class Chat:
     def milliseconds(self) -> dict[str, float]:
         """Processor time of one call by process."""
         return {name: round(1000 * used / len(self.latencies), 3) for name, used in self.used.items()}
+
+
+async def taken(made: Load, seconds: float, cpu: Callable[[], dict[str, float]]) -> Chat:
+    """Run a load; what it took."""
+    before = cpu()
+    await made.run(seconds)
+    used = {name: value - before[name] for name, value in cpu().items()}
+    return Chat(latencies=made.latencies, seconds=made.seconds, used=used)
 
 
 async def small(bench: Bench) -> None:
@@ -187,6 +199,33 @@ def report(bench: Bench, name: str, found: Chat) -> None:
             f"{name}_p50_ms": round(1000 * percentile(found.latencies, 0.5), 2),
         }
     )
+
+
+async def floor(bench: Bench) -> None:
+    """floor_per_cpu_s: an Envoy of its own before a servicer that does nothing."""
+    layout = choose(
+        Options(model_dir=bench.layout.model_dir, run_dir=bench.layout.run_dir / "bare", port=0, together=True)
+    )
+    at = f"{plan.HOST}:{layout.ports.bridge}"
+    bare = Part(
+        name="bare",
+        command=(sys.executable, "-m", "benchmarks.bare", "--listen", at),
+        ready=GrpcHealth(address=at),
+        address=at,
+        port_setting="",
+    )
+    conversation = words.Conversation(SINGLE, "policy", "", bench.text, random.Random(1))
+    call = (PATH % b"r", next(conversation.bodies()))
+    async with Supervisor(layout.run_dir, lambda name, what: None) as supervisor:
+        config = plan.envoy_config(layout)
+        write(render(templates(), plan.envoy_values(layout), config), config)
+        await supervisor.start([bare, plan.envoy(layout)])
+        address = f"{plan.HOST}:{layout.ports.envoy}"
+        made = Load(address=address, begin=lambda: itertools.repeat(call), clients=16)
+        await made.run(1.0)
+        made.latencies.clear()
+        pids = supervisor.pids
+        report(bench, "floor", await taken(made, bench.seconds(5), lambda: {n: cpu_seconds(pids[n]) for n in pids}))
 
 
 async def adding(bench: Bench) -> None:
@@ -280,6 +319,7 @@ async def flying(bench: Bench) -> None:
 
 
 PARTS: dict[str, Callable[[Bench], Awaitable[None]]] = {
+    "floor": floor,
     "small": small,
     "large": large,
     "added": adding,

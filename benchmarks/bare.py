@@ -1,0 +1,43 @@
+"""The least that can answer a harness: the bridge's rpc, which does nothing but send the same bytes. For measurements.
+
+Run: `python -m benchmarks.bare --listen 127.0.0.1:0`; prints `listening on HOST:PORT`. With Envoy before it, it shows
+what any gRPC servicer in Python costs, and so how much of a call's time is work of ours.
+"""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from google.api.httpbody_pb2 import HttpBody
+from whippletree.v1 import bridge_pb2_grpc
+
+from whippletree.serve import Service, listening, until_signal
+
+BODY = b'{"choices":[{"message":{"role":"assistant","content":"%s"}}]}' % (b"word " * 100)
+
+
+class Bare(bridge_pb2_grpc.OpenAIBridgeServiceServicer):
+    """Always the same."""
+
+    async def ChatCompletions(self, request: Any, context: Any) -> AsyncIterator[HttpBody]:
+        """One part."""
+        yield HttpBody(content_type="application/json", data=BODY)
+
+
+async def main(listen: str) -> None:
+    """Serve until a signal."""
+    bare = Bare()  # type: ignore[abstract]  # only one rpc is asked
+    service = Service(
+        full_name="whippletree.v1.OpenAIBridgeService",
+        register=lambda server: bridge_pb2_grpc.add_OpenAIBridgeServiceServicer_to_server(bare, server),
+    )
+    async with listening([service], listen) as port:
+        print(f"listening on 127.0.0.1:{port}", flush=True)
+        await until_signal()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Answer chat completions with the same bytes.")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 = any free one")
+    asyncio.run(main(parser.parse_args().listen))
