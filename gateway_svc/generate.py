@@ -22,6 +22,7 @@ from gateway_svc.engines.pool import Pool
 from gateway_svc.engines.sglang import RESERVED, EngineError, Sglang
 from gateway_svc.flights import Flight, Flights
 from gateway_svc.phase import Gates
+from gateway_svc.recorder import Recorder, told
 from gateway_svc.store import Store
 from gateway_svc.types import (
     Ask,
@@ -44,6 +45,7 @@ from whippletree.errors import (
     NotFoundError,
     TokenOutOfVocabularyError,
 )
+from whippletree.log import about
 from whippletree.tokens import unpack_ids
 
 log = logging.getLogger(__name__)
@@ -87,17 +89,22 @@ class Generator:
         tries: int,
         pause: float,
         retry_grace: float,
+        recorder: Recorder,
         claimed: Claimed | None = None,
     ) -> None:
         self._store, self._catalog, self._gates, self._pool, self._client = store, catalog, gates, pool, client
         self._clock, self._new_id, self._tries, self._pause = clock, new_id, tries, pause
-        self._flights, self._claimed = Flights(grace=retry_grace), claimed
+        self._flights, self._claimed, self._recorder = Flights(grace=retry_grace), claimed, recorder
 
     async def generate(self, ask: Ask) -> Event:
         """Sample, record, answer. Raises the errors that `inference.proto` names."""
         key = ask.once.request_id if ask.once else f" {self._new_id()}"
         digest = ask.once.digest if ask.once else b""
-        flight = self._flights.find(key, digest, ask) or self._flights.begin(key, digest, ask, self._fly)
+        flight = self._flights.find(key, digest, ask)
+        if flight is not None:
+            self._recorder.joined()
+        else:
+            flight = self._flights.begin(key, digest, ask, self._fly)
         event = await self._flights.wait(flight)
         if ask.once is not None and ask.once != flight.ask.once:  # its answer must be known before it leaves
             await self._store.write(lambda tx: turns.joined(tx, event.sequence, ask))
@@ -110,9 +117,15 @@ class Generator:
     async def _fly(self, flight: Flight) -> Event:
         """One flight; with several replicas, when none of them runs what it repeats or retries."""
         if self._claimed is None:
-            return await self._run(flight.ask, lambda: flight.left)
+            return await self._observed(flight.ask, lambda: flight.left)
         async with self._claimed(flight):
-            return await self._run(flight.ask, lambda: flight.left)
+            return await self._observed(flight.ask, lambda: flight.left)
+
+    async def _observed(self, ask: Ask, left: Callable[[], bool]) -> Event:
+        with self._recorder.generation(ask) as span:
+            event = await self._run(ask, left)
+            told(span, event)
+            return event
 
     async def _run(self, ask: Ask, left: Callable[[], bool]) -> Event:
         """`left()` = nobody waits any more."""
@@ -135,6 +148,7 @@ class Generator:
             model = self._catalog.model(name)
             used = resolve(ask, run, model, room)
             call_id = CallId(self._new_id())
+            about(run=run.run_id, call=call_id)
             sent = self._clock()
             address, found = await self._sample(ask, model, used, call_id)
             head = CallHead(
@@ -155,14 +169,18 @@ class Generator:
             )
             siblings = seen.siblings or ask.choice_count > 1
             draft = calls.Draft(ask=ask, call_id=call_id, head=head, match=seen.match, sampled=found, siblings=siblings)
-            return await self._store.write(lambda tx: turns.record(tx, draft, seen.ordinal, lost=left()))
+            event = await self._store.write(lambda tx: turns.record(tx, draft, seen.ordinal, lost=left()))
+            self._recorder.generated(event)
+            return event
 
     async def _look(self, ask: Ask, left: Callable[[], bool]) -> _Seen:
         """Raises NotFoundError, RequestIdReusedError, StaleAttemptError, RolloutEndedError."""
         seen = await self._store.look(lambda connection: _look(connection, ask))
-        if not seen.retried:
-            return seen
-        return replace(seen, earlier=await self._store.write(lambda tx: turns.take_over(tx, ask, lost=left())))
+        if seen.retried:
+            seen = replace(seen, earlier=await self._store.write(lambda tx: turns.take_over(tx, ask, lost=left())))
+        if seen.earlier is not None:
+            self._recorder.replayed()
+        return seen
 
     async def _sample(self, ask: Ask, model: Model, used: sampling.Used, call_id: CallId) -> tuple[str, Sampled]:
         """One good response and the engine that gave it, after at most `tries` tries."""

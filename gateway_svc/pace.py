@@ -6,7 +6,7 @@ on from its resume token.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -15,25 +15,39 @@ from whippletree.errors import OverloadedError
 T = TypeVar("T")
 
 
-async def paced(messages: AsyncIterator[T], patience: float) -> AsyncIterator[T]:
-    """The messages, while each is taken within `patience` seconds. Raises OverloadedError."""
-    assert isinstance(messages, AsyncGenerator)
-    loop = asyncio.get_running_loop()
-    closing: asyncio.Task[None] | None = None
+class Watchers:
+    """All watchers of a service. Each may take `patience` seconds for a message."""
 
-    def give_up() -> None:
-        nonlocal closing
-        closing = loop.create_task(messages.aclose())
+    def __init__(self, patience: float, clock: Callable[[], float]) -> None:
+        self._patience, self._clock = patience, clock
+        self._since: dict[object, float] = {}
 
-    async with aclosing(messages):
-        async for message in messages:
-            timer = loop.call_later(patience, give_up)
-            try:
-                yield message
-            finally:
-                timer.cancel()
+    def lag(self) -> float:
+        """Seconds for which the slowest of them has been at its message."""
+        return max(0.0, self._clock() - min(self._since.values(), default=self._clock()))
+
+    async def paced(self, messages: AsyncIterator[T]) -> AsyncIterator[T]:
+        """The messages, while each is taken in time. Raises OverloadedError."""
+        assert isinstance(messages, AsyncGenerator)
+        loop = asyncio.get_running_loop()
+        closing: asyncio.Task[None] | None = None
+        watcher = object()
+
+        def give_up() -> None:
+            nonlocal closing
+            closing = loop.create_task(messages.aclose())
+
+        async with aclosing(messages):
+            async for message in messages:
+                timer = loop.call_later(self._patience, give_up)
+                self._since[watcher] = self._clock()
+                try:
+                    yield message
+                finally:
+                    del self._since[watcher]
+                    timer.cancel()
+                    if closing is not None:
+                        await closing
                 if closing is not None:
-                    await closing
-            if closing is not None:
-                text = f"the watcher took a message for more than {patience:g} s; go on from the last resume token"
-                raise OverloadedError(text)
+                    text = f"the watcher took a message for more than {self._patience:g} s"
+                    raise OverloadedError(f"{text}; go on from the last resume token")

@@ -8,7 +8,7 @@ engine.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from gateway_svc.leases import Alone, Leases
@@ -64,6 +64,10 @@ class Gates:
     def held(self, key: str) -> int:
         """Waiting."""
         return self._held[key]
+
+    def counts(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """(in flight, held) by key."""
+        return self._in_flight, self._held
 
     async def drained(self, key: str) -> None:
         """Return when nothing of this key is in flight here."""

@@ -34,9 +34,12 @@ from gateway_svc.feed import Feed
 from gateway_svc.generate import Claimed, Generator
 from gateway_svc.issuer import Issuer
 from gateway_svc.leases import Alone, Leases
+from gateway_svc.pace import Watchers
 from gateway_svc.phase import Gates
 from gateway_svc.publish import Publisher
+from gateway_svc.recorder import Recorder
 from gateway_svc.room import WRITE, RoomKeeper
+from gateway_svc.scrape import Scrape
 from gateway_svc.servicers.attempt import AttemptServicer
 from gateway_svc.servicers.event import EventServicer
 from gateway_svc.servicers.identity import IdentityServicer
@@ -104,9 +107,13 @@ async def _parts(
     settings: GatewaySettings, store: Store, keys: KeyFolder | None, telemetry: Telemetry
 ) -> AsyncIterator[Offer]:
     leases = _leases(store)
+    recorder = Recorder(telemetry.registry, telemetry.tracing)
+    store.on_batch(recorder.committed)
     gates = Gates(time.monotonic, leases)
     catalog = await Catalog.load(store, gates.move)
     feed, event_feed = Feed(store, quiet=settings.watch_quiet), EventFeed(store, quiet=settings.watch_quiet)
+    watchers = Watchers(settings.watch_patience, time.monotonic)
+    telemetry.before_scrape(Scrape(telemetry.registry, store, gates, watchers, time.monotonic).refresh)
     engine = settings.engine
     async with (
         connected(generate_timeout=engine.generate_timeout, control_timeout=engine.control_timeout) as client,
@@ -125,6 +132,7 @@ async def _parts(
             pause=engine.pause,
             retry_grace=settings.retry_grace,
             claimed=claimed,
+            recorder=recorder,
         )
         publisher, deleter = Publisher(catalog, gates, pool), Deleter(store, catalog, gates)
         await deleter.resume()
@@ -136,9 +144,9 @@ async def _parts(
 
         issuer = _issuer(settings.identity, keys)
         services = _services(
-            RolloutServicer(store, feed, issuer, patience=settings.watch_patience),
+            RolloutServicer(store, feed, issuer, watchers),
             AttemptServicer(store),
-            EventServicer(store, event_feed, patience=settings.watch_patience),
+            EventServicer(store, event_feed, watchers),
             InferenceServicer(generator, store),
             ModelServicer(catalog, publisher, pool),
             RunServicer(catalog, deleter),

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -106,6 +107,7 @@ class Store:
         self._loop = asyncio.get_running_loop()
         self._on_commit: list[Callable[[int], None]] = []
         self._on_full: Callable[[], None] = lambda: None
+        self._on_batch: Callable[[int, float], None] = lambda operations, seconds: None
         self._full = False
         self._closed = False
         self._opened, self._latest, self._identity = Numbers(), Numbers(), ""
@@ -147,6 +149,20 @@ class Store:
     def has_room(self) -> None:
         """Somebody wrote as much as is needed to go on."""
         self._full = False
+
+    def on_batch(self, listener: Callable[[int, float], None]) -> None:
+        """Call `listener(operations, seconds)` in the writer's thread after every commit of this process."""
+        self._on_batch = listener
+
+    @property
+    def queued(self) -> int:
+        """Operations that wait for the writer."""
+        return self._jobs.qsize()
+
+    @property
+    def writable(self) -> bool:
+        """Whether there was room, when it was last looked."""
+        return not self._full
 
     @property
     def change(self) -> int:
@@ -267,6 +283,7 @@ class Store:
         return given
 
     def _transact(self, connection: Connection, batch: Sequence[_Job[Any]], given: Numbers) -> Numbers:
+        begin = time.perf_counter()
         with connection.begin():
             given = self._backend.begin(connection, given)
             transaction = Transaction(connection, self._clock(), given)
@@ -280,6 +297,7 @@ class Store:
                 given = transaction.given
                 _COUNT.run(connection, asdict(given))
                 self._backend.announce(connection, given)
+        self._on_batch(len(batch), time.perf_counter() - begin)
         return given
 
     def _settle(self, batch: Sequence[_Job[Any]], given: Numbers) -> None:

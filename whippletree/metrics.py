@@ -7,7 +7,7 @@ In: a name and a `host:port`. Out: a `CollectorRegistry` that each service's rec
 import asyncio
 import importlib.metadata
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
@@ -50,8 +50,32 @@ class Bound(Generic[F]):
         if child is None:
             if len(self._children) >= self._limit:
                 values = (OTHER,) * len(values)
-            child = self._children[values] = self._family.labels(*values)
+            child = self._children[values] = self._family.labels(*values) if values else self._family
         return child
+
+    def clear(self) -> None:
+        """Forget all label sets: for gauges whose labels come and go."""
+        self._children.clear()
+        self._family.clear()
+
+
+class Families:
+    """Makes the families of one service, `whippletree_{service}_{name}`, in a registry."""
+
+    def __init__(self, registry: CollectorRegistry, service: str) -> None:
+        self._registry, self._prefix = registry, f"whippletree_{service}_"
+
+    def counter(self, name: str, text: str, *labels: str) -> Bound[Counter]:
+        """What only grows; `_total` is added to its name."""
+        return Bound(Counter(self._prefix + name, text, labels, registry=self._registry))
+
+    def gauge(self, name: str, text: str, *labels: str) -> Bound[Gauge]:
+        """What goes up and down."""
+        return Bound(Gauge(self._prefix + name, text, labels, registry=self._registry))
+
+    def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Bound[Histogram]:
+        """How values are spread."""
+        return Bound(Histogram(self._prefix + name, text, labels, buckets=buckets, registry=self._registry))
 
 
 def new_registry(service: str) -> CollectorRegistry:

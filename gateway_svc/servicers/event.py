@@ -12,7 +12,7 @@ from whippletree.v1.event_pb2_grpc import EventServiceServicer
 from gateway_svc import convert, convert_calls, events, names, rollouts
 from gateway_svc.event_feed import EventFeed, Place, Wanted
 from gateway_svc.facts import Deleted
-from gateway_svc.pace import paced
+from gateway_svc.pace import Watchers
 from gateway_svc.store import Store
 from gateway_svc.types import Event, Rollout, View
 from whippletree.errors import InvalidFieldError
@@ -26,8 +26,8 @@ EXPORT_PAGE = 64
 class EventServicer(EventServiceServicer):
     """Events, from the store."""
 
-    def __init__(self, store: Store, feed: EventFeed, *, patience: float) -> None:
-        self._store, self._feed, self._patience = store, feed, patience
+    def __init__(self, store: Store, feed: EventFeed, watchers: Watchers) -> None:
+        self._store, self._feed, self._watchers = store, feed, watchers
 
     async def AppendEvent(self, request: pb.AppendEventRequest, context: Context) -> pb.AppendEventResponse:
         rollout_id, payload = names.rollout(request.parent, "parent"), convert_calls.payload(request)
@@ -86,7 +86,7 @@ class EventServicer(EventServiceServicer):
         )
         sequence, change = names.resumed("events", identity, request.resume_token, 2)
         watch = self._feed.watch(wanted, Place(sequence=sequence, change=change))
-        async for record, place in paced(watch, self._patience):
+        async for record, place in self._watchers.paced(watch):
             token = names.resume("events", identity, place.sequence, place.change)
             made = pb.WatchEventsResponse(resume_token=token)
             match record:

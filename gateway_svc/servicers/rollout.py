@@ -11,7 +11,7 @@ from gateway_svc import convert, names, rollouts
 from gateway_svc.facts import Deleted
 from gateway_svc.feed import Bookmark, Feed
 from gateway_svc.issuer import Issuer
-from gateway_svc.pace import paced
+from gateway_svc.pace import Watchers
 from gateway_svc.rollouts import Filter
 from gateway_svc.store import Store
 from gateway_svc.types import Once
@@ -24,9 +24,9 @@ BATCH_LIMIT = 1000
 class RolloutServicer(RolloutServiceServicer):
     """Rollouts, from the store and its feed."""
 
-    def __init__(self, store: Store, feed: Feed, issuer: Issuer | None, *, patience: float) -> None:
+    def __init__(self, store: Store, feed: Feed, issuer: Issuer | None, watchers: Watchers) -> None:
         """`issuer`: None = attempts get no tokens."""
-        self._store, self._feed, self._issuer, self._patience = store, feed, issuer, patience
+        self._store, self._feed, self._issuer, self._watchers = store, feed, issuer, watchers
 
     async def CreateRollout(self, request: pb.CreateRolloutRequest, context: Context) -> pb.CreateRolloutResponse:
         once = convert.once("CreateRollout", request.request_id, request)
@@ -69,7 +69,7 @@ class RolloutServicer(RolloutServiceServicer):
         )
         identity = self._store.identity
         (after,) = names.resumed("changes", identity, request.resume_token, 1)
-        async for record in paced(self._feed.watch(wanted, after), self._patience):
+        async for record in self._watchers.paced(self._feed.watch(wanted, after)):
             made = pb.WatchRolloutsResponse(resume_token=names.resume("changes", identity, record.change))
             match record:
                 case Bookmark(change=change):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from gateway_svc import rollouts
 from gateway_svc.catalog import Catalog
@@ -15,6 +16,7 @@ from gateway_svc.engines.pool import Pool
 from gateway_svc.engines.sglang import connected
 from gateway_svc.generate import Generator
 from gateway_svc.phase import Gates
+from gateway_svc.recorder import Recorder
 from gateway_svc.store import Store
 from gateway_svc.types import (
     Ask,
@@ -35,6 +37,7 @@ from gateway_svc.types import (
 )
 from tests.fakes.engine import FakeEngine, Reply
 from whippletree.tokens import pack_ids, unpack_ids
+from whippletree.tracing import Tracing
 
 ASK = Ask(
     rollout_id=RolloutId("a"),
@@ -112,6 +115,7 @@ async def generating(tmp_path: Path, engine: FakeEngine, *, grace: float) -> Asy
             tries=1,
             pause=0,
             retry_grace=grace,
+            recorder=Recorder(CollectorRegistry(), Tracing()),
         )
         yield made
         await made.close()
