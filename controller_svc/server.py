@@ -11,7 +11,8 @@ from controller_svc.loop import Controller, Limits
 from controller_svc.settings import ControllerSettings
 from controller_svc.types import Exit, RolloutId
 from whippletree.channel import connect
-from whippletree.serve import listening, until_signal
+from whippletree.serve import listening
+from whippletree.stop import until_signal
 
 log = logging.getLogger(__name__)
 

@@ -7,15 +7,16 @@ import sys
 from gateway_svc.server import serving
 from gateway_svc.settings import GatewaySettings
 from whippletree import log, settings
-from whippletree.serve import until_signal
+from whippletree.stop import Signals
 
 
 async def main(chosen: GatewaySettings) -> None:
     """Serve."""
-    async with serving(chosen) as port:
+    signals = Signals.caught()
+    async with serving(chosen, signals.haste) as port:
         host = chosen.listen.rpartition(":")[0]
         print(f"listening on {host}:{port}", flush=True)
-        await until_signal()
+        await signals.stop.wait()
 
 
 if __name__ == "__main__":

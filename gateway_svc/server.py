@@ -1,7 +1,8 @@
 """The composition root: builds every part from the settings and serves.
 
-Order of a stop: holds and watches end with SHUTTING_DOWN, calls in flight get their grace, what still runs is aborted
-at the engines, queued writes are committed, the store is closed.
+Order of a stop (`whippletree/stop.py`): holds and watches end with SHUTTING_DOWN, so that their callers go on at
+another replica; calls in flight get their grace; what still runs is aborted at the engines, queued writes are
+committed, the store is closed.
 """
 
 import asyncio
@@ -65,7 +66,7 @@ TIDY_EVERY = 3600.0
 
 
 @asynccontextmanager
-async def serving(settings: GatewaySettings) -> AsyncIterator[int]:
+async def serving(settings: GatewaySettings, haste: asyncio.Event | None = None) -> AsyncIterator[int]:
     """The gateway, while the block runs; yields its port. OSError where port or store is in use."""
     async with (
         observing("gateway", settings.metrics, settings.telemetry) as telemetry,
@@ -73,8 +74,10 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[int]:
         listening(
             offer.services,
             settings.listen,
+            notice=settings.notice,
             grace=settings.grace,
             drain=offer.drain,
+            haste=haste,
             checks=offer.checks,
             interceptors=[telemetry.interceptor],
             guard=offer.guard,

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import Section, ServerSettings, TracingSettings
+from whippletree.settings import ReplicaSettings, Section, TracingSettings
 
 
 class StoreSettings(Section):
@@ -65,7 +65,7 @@ class IdentitySettings(Section):
     """Seconds for which a token is valid beyond its rollout's timeout."""
 
 
-class GatewaySettings(ServerSettings):
+class GatewaySettings(ReplicaSettings):
     """The gateway: the record of rollouts, and the way to the engines."""
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
@@ -85,8 +85,6 @@ class GatewaySettings(ServerSettings):
     doubled with each retry that came, to 8 at most. The official clients come back first after 0.4 to 0.5 s."""
     watch_patience: float = Field(default=60.0, gt=0)
     """Seconds that a watcher may take for one message; then its watch ends with OVERLOADED, to be resumed."""
-    grace: float = Field(default=5.0, ge=0)
-    """Seconds that calls in flight get when the gateway stops."""
     telemetry: TracingSettings = TracingSettings()
     """Where traces are sent."""
 

@@ -1,7 +1,7 @@
-"""The work behind every open answer: cancelled when its harness goes away, cut in good order when the bridge stops.
+"""The work behind every open answer: cancelled when its harness goes away, cut when the bridge stops.
 
-Order of a stop: new requests are refused with SHUTTING_DOWN; work in flight gets its grace; what is left is cut, and
-each answer ends with an error that its harness understands; `drain` returns when the last answer has been written.
+The server gives answers their time (`whippletree/stop.py`). What is cut after it ends with an error that its harness
+understands.
 """
 
 import asyncio
@@ -12,8 +12,6 @@ from typing import Any, Self, TypeVar
 from whippletree.errors import ShuttingDownError
 
 T = TypeVar("T")
-WRITING = 2.0
-"""Seconds for the last answers to be written after the cut."""
 
 
 class Scope:
@@ -29,7 +27,7 @@ class Scope:
         self._ends.append(act)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run work until it ends, the scope closes, or the bridge stops. ShuttingDownError where it is stopping."""
+        """Run work until it ends, the scope closes, or the bridge stops. ShuttingDownError after a cut."""
         if self._in_flight.closing:
             work.close()
             raise ShuttingDownError("The service is shutting down.")
@@ -72,8 +70,6 @@ class InFlight:
     def __init__(self) -> None:
         self.closing = False
         self._scopes: set[Scope] = set()
-        self._none = asyncio.Event()
-        self._none.set()
 
     def scope(self) -> Scope:
         """A scope for one answer: `with in_flight.scope() as scope`."""
@@ -82,27 +78,13 @@ class InFlight:
     def opened(self, scope: Scope) -> None:
         """Count an answer."""
         self._scopes.add(scope)
-        self._none.clear()
 
     def closed(self, scope: Scope) -> None:
         """Count it no more."""
         self._scopes.discard(scope)
-        if not self._scopes:
-            self._none.set()
 
-    async def drain(self, grace: float) -> None:
-        """Refuse new work, let what runs end within `grace` seconds, then cut it."""
+    def cut(self) -> None:
+        """Cut what runs and begin nothing more: the server has given it its time."""
         self.closing = True
-        if await self._empty(grace):
-            return
         for scope in list(self._scopes):
             scope.cancel()
-        await self._empty(WRITING)
-
-    async def _empty(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._none.wait()
-        except TimeoutError:
-            return False
-        return True

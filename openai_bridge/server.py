@@ -24,20 +24,21 @@ from whippletree.channel import connect
 from whippletree.contract import public_services
 from whippletree.identity.guard import ByKeyOrToken, Guard
 from whippletree.identity.tokens import TokenVerifier
-from whippletree.serve import Offer, Service, listening, until_signal
+from whippletree.serve import Offer, Service, listening
+from whippletree.stop import Signals
 from whippletree.telemetry import Telemetry, observing
 
 
 async def serve(settings: BridgeSettings) -> None:
     """Serve until SIGTERM or SIGINT; says where on standard output."""
-    stopped = asyncio.create_task(until_signal())
-    async with serving(settings) as port:
+    signals = Signals.caught()
+    async with serving(settings, signals.haste) as port:
         print(f"listening on {settings.listen.rpartition(':')[0]}:{port}", flush=True)
-        await stopped
+        await signals.stop.wait()
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: BridgeSettings) -> AsyncIterator[int]:
+async def serving(settings: BridgeSettings, haste: asyncio.Event | None = None) -> AsyncIterator[int]:
     """A bridge while the block runs; yields its port. Its end: answers end, deliveries are reported, it closes."""
     async with (
         observing("bridge", settings.metrics, settings.telemetry) as telemetry,
@@ -46,7 +47,10 @@ async def serving(settings: BridgeSettings) -> AsyncIterator[int]:
         listening(
             offer.services,
             settings.listen,
-            drain=offer.drain,
+            notice=settings.notice,
+            grace=settings.grace,
+            cut=offer.cut,
+            haste=haste,
             reflected=public_services(),  # Envoy sends questions of reflection here
             interceptors=[telemetry.interceptor],
             guard=offer.guard,
@@ -66,8 +70,7 @@ async def offering(settings: BridgeSettings, channel: grpc.aio.Channel, telemetr
         Deliveries(gateway, queue=delivery.queue, patience=delivery.patience, flush=delivery.flush) as deliveries,
         _guard(settings, gateway) as guard,
     ):
-        services = _services(settings, gateway, deliveries, in_flight)
-        yield Offer(services=services, drain=lambda: in_flight.drain(settings.grace), guard=guard)
+        yield Offer(services=_services(settings, gateway, deliveries, in_flight), cut=in_flight.cut, guard=guard)
 
 
 @contextlib.asynccontextmanager

@@ -2,7 +2,7 @@
 
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import AccessSettings, Section, ServerSettings, TracingSettings
+from whippletree.settings import AccessSettings, ReplicaSettings, Section, TracingSettings
 
 
 class GenerationSettings(Section):
@@ -34,7 +34,7 @@ class DeliverySettings(Section):
     """Seconds at most for what is left when the bridge stops."""
 
 
-class BridgeSettings(ServerSettings):
+class BridgeSettings(ReplicaSettings):
     """openai_bridge: harness dialects in and out."""
 
     model_config = SettingsConfigDict(env_prefix="BRIDGE_")
@@ -47,8 +47,6 @@ class BridgeSettings(ServerSettings):
     """DEBUG, INFO, WARNING or ERROR."""
     models_age: float = 5.0
     """Seconds for which the gateway's list of models is believed."""
-    grace: float = 4.0
-    """Seconds that calls in flight get when the bridge stops. Kill it no sooner than grace + 2 + delivery.flush."""
     generation: GenerationSettings = GenerationSettings()
     stream: StreamSettings = StreamSettings()
     delivery: DeliverySettings = DeliverySettings()

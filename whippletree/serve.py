@@ -1,13 +1,11 @@
 """How every service serves: limits, health, reflection, errors, and a stop that lets calls in flight end.
 
-In: servicers. Out: a listening `grpc.aio` server. Order of a stop: health says NOT_SERVING, `drain` ends what only the
-service can end, calls in flight get `grace` seconds, then the server closes.
+In: servicers. Out: a listening `grpc.aio` server. How it stops is told in `stop.py`.
 """
 
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +17,10 @@ from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
 from whippletree.channel import MESSAGE_LIMIT
-from whippletree.errors import InternalError, InvalidFieldError, WhippletreeError
+from whippletree.errors import InternalError, InvalidFieldError, ShuttingDownError, WhippletreeError
 from whippletree.identity.guard import Guard
 from whippletree.settings import ServerTls
+from whippletree.stop import REFUSED, WRITING, Calls
 from whippletree.tls import server_credentials
 
 log = logging.getLogger(__name__)
@@ -51,8 +50,11 @@ class Service:
     register: Callable[[grpc.aio.Server], None]
 
 
-async def _nothing() -> None:
-    pass
+STOPS = ShuttingDownError("the service stops")
+
+
+async def drain_nothing() -> None:
+    """For a service that holds nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +62,10 @@ class Offer:
     """What a composition root has built, to be served by a server of its own or by one that serves others too."""
 
     services: Sequence[Service]
-    drain: Callable[[], Awaitable[None]] = _nothing
-    """Ends what only the service can end; see `listening`."""
+    drain: Callable[[], Awaitable[None]] = drain_nothing
+    """Ends what only the service can end; see `stop.py`."""
+    cut: Callable[[], None] | None = None
+    """Ends what still runs when the grace is over, each answer in its own words; None = with the server's."""
     checks: health.aio.HealthServicer | None = None
     """Health that the service speaks of itself."""
     guard: Guard | None = None
@@ -74,7 +78,13 @@ class _Undecodable:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns WhippletreeError into google.rpc.Status, and anything unforeseen into INTERNAL without its text."""
+    """Turns WhippletreeError into google.rpc.Status, and anything unforeseen into INTERNAL without its text.
+
+    It counts the calls too, refuses them while the server stops, and says so where the stop cuts one.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
 
     async def intercept_service(
         self,
@@ -82,17 +92,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return None
+        if handler is None or handler_call_details.method.startswith("/grpc."):  # health is told to the very end
+            return handler
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
-                _unary(handler.unary_unary, handler_call_details.method),
+                _unary(handler.unary_unary, handler_call_details.method, self._calls),
                 _decoder(handler.request_deserializer),
                 handler.response_serializer,
             )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
-                _stream(handler.unary_stream, handler_call_details.method),
+                _stream(handler.unary_stream, handler_call_details.method, self._calls),
                 _decoder(handler.request_deserializer),
                 handler.response_serializer,
             )
@@ -129,12 +139,24 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, 
     await context.abort_with_status(rpc_status.to_status(known(error, name).to_status()))
 
 
-def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
+async def _refuse(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    status = rpc_status.to_status(STOPS.to_status())
+    await context.abort(status.code, status.details, trailing_metadata=(REFUSED, *status.trailing_metadata))
+
+
+def _unary(method: Callable[..., Awaitable[Any]], name: str, calls: Calls) -> Callable[..., Awaitable[Any]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        if calls.refusing:
+            await _refuse(context)
+        calls.begin()
         try:
             _check_decoded(request)
             return await method(request, context)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
+        except asyncio.CancelledError:
+            if not calls.was_cut():
+                raise
+            await _abort(context, STOPS, name)
+        except grpc.aio.AbortError:
             raise
         except Exception as error:
             await _abort(context, error, name)
@@ -142,13 +164,20 @@ def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Aw
     return guarded
 
 
-def _stream(method: Callable[..., AsyncIterator[Any]], name: str) -> Callable[..., AsyncIterator[Any]]:
+def _stream(method: Callable[..., AsyncIterator[Any]], name: str, calls: Calls) -> Callable[..., AsyncIterator[Any]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        if calls.refusing:
+            await _refuse(context)
+        calls.begin()
         try:
             _check_decoded(request)
             async for message in method(request, context):
                 yield message
-        except (asyncio.CancelledError, grpc.aio.AbortError):
+        except asyncio.CancelledError:
+            if not calls.was_cut():
+                raise
+            await _abort(context, STOPS, name)
+        except grpc.aio.AbortError:
             raise
         except Exception as error:
             await _abort(context, error, name)
@@ -161,8 +190,11 @@ async def listening(
     services: Sequence[Service],
     address: str,
     *,
+    notice: float = 0.0,
     grace: float = 5.0,
-    drain: Callable[[], Awaitable[None]] | None = None,
+    drain: Callable[[], Awaitable[None]] = drain_nothing,
+    cut: Callable[[], None] | None = None,
+    haste: asyncio.Event | None = None,
     reflected: Sequence[str] = (),
     checks: health.aio.HealthServicer | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
@@ -171,12 +203,14 @@ async def listening(
 ) -> AsyncIterator[int]:
     """Serve on `host:port` (port 0 = any free one) while the block runs; yields the port. OSError where it is taken.
 
+    `notice`, `grace`, `drain`, `cut` and `haste` are told in `stop.py`.
     `reflected` names services of other servers that this one describes too: reflection asked at a front door that
     routes to several servers has to know them all. Their generated modules must be imported. `checks` is the health
     that is served, for a service that has more to say there than that it serves. `interceptors`, the outermost first,
     lie around the one that maps errors, `guard` within it: who may call; None = everybody.
     """
-    around = [*interceptors, ErrorInterceptor(), *([guard] if guard is not None else [])]
+    calls = Calls()
+    around = [*interceptors, ErrorInterceptor(calls), *([guard] if guard is not None else [])]
     server = grpc.aio.server(interceptors=around, options=OPTIONS)
     for service in services:
         service.register(server)
@@ -197,14 +231,5 @@ async def listening(
         yield port
     finally:
         await checks.enter_graceful_shutdown()
-        if drain is not None:
-            await drain()
-        await server.stop(grace)
-
-
-async def until_signal() -> None:
-    """Return at the first SIGTERM or SIGINT."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await stop.wait()
+        await calls.end(notice=notice, grace=grace, drain=drain, cut=cut, haste=haste or asyncio.Event())
+        await server.stop(WRITING)

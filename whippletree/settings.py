@@ -128,6 +128,16 @@ class ServerSettings(ServiceSettings):
         return self
 
 
+class ReplicaSettings(ServerSettings):
+    """Base of the settings of a service that may have several replicas behind Envoy, stopped while calls run."""
+
+    notice: float = Field(default=3.0, ge=0)
+    """Seconds at the beginning of a stop in which calls are still taken: Envoy needs two to see that it is over."""
+    grace: float = Field(default=20.0, ge=0)
+    """Seconds from SIGTERM on in which calls in flight may end; what is left is cut with an error. The process has
+    ended 8 seconds later, so kill it no sooner; a second signal ends the wait."""
+
+
 def is_loopback(address: str) -> bool:
     """Whether `host:port` can be reached from this machine alone; a name other than localhost counts as no."""
     host = address.rpartition(":")[0].strip("[]")

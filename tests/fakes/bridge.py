@@ -74,7 +74,10 @@ async def bridge(
     policy = FakePolicy(tokenizer_path=write_chat_model(folder / "model"), reply=reply)
     async with (
         serving(policy) as gateway,
-        _served(BridgeSettings(gateway=gateway, insecure_dev=True, **settings), policy if local else None) as port,
+        _served(
+            BridgeSettings(gateway=gateway, insecure_dev=True, **({"notice": 0} | settings)),
+            policy if local else None,
+        ) as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
         yield Bridge(policy=policy, gateway=gateway, address=f"127.0.0.1:{port}", stub=stub(channel))

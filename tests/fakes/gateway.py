@@ -185,7 +185,8 @@ async def running_gateway(
     """
     where = record_of(folder)
     store = StoreSettings.model_validate({"path" if isinstance(where, Path) else "url": where, "synchronous": "NORMAL"})
-    settings = GatewaySettings(store=store, grace=0.5, watch_quiet=0.2, insecure_dev=True).model_copy(update=changes)
+    settings = GatewaySettings(store=store, notice=0, grace=0.5, watch_quiet=0.2, insecure_dev=True)
+    settings = settings.model_copy(update=changes)
     if keys is not None:
         identity = IdentitySettings(folder=keys.folder)
         settings = settings.model_copy(update={"insecure_dev": False, "identity": identity})

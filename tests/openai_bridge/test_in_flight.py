@@ -27,22 +27,7 @@ async def test_what_is_due_at_the_end_of_an_answer_happens_once() -> None:
     assert ended == ["end"]
 
 
-async def test_drain_lets_work_end_within_its_grace() -> None:
-    in_flight, go = InFlight(), asyncio.Event()
-
-    async def answer() -> str:
-        with in_flight.scope() as scope:
-            return str(await scope.result(scope.start(go.wait())))
-
-    answering = asyncio.create_task(answer())
-    await asyncio.sleep(0)
-    draining = asyncio.create_task(in_flight.drain(60))
-    go.set()
-    assert await answering == "True"
-    await draining
-
-
-async def test_drain_cuts_what_is_left_and_tells_why() -> None:
+async def test_a_cut_ends_what_runs_and_tells_why() -> None:
     in_flight = InFlight()
 
     async def answer() -> None:
@@ -51,7 +36,7 @@ async def test_drain_cuts_what_is_left_and_tells_why() -> None:
 
     answering = asyncio.create_task(answer())
     await asyncio.sleep(0)
-    await in_flight.drain(0.01)
+    in_flight.cut()
     with pytest.raises(ShuttingDownError):
         await answering
 
@@ -68,8 +53,8 @@ async def test_who_waits_for_work_can_be_cancelled_with_it() -> None:
         await answering
 
 
-async def test_new_work_is_refused_while_stopping() -> None:
+async def test_nothing_begins_after_a_cut() -> None:
     in_flight = InFlight()
-    await in_flight.drain(0)
+    in_flight.cut()
     with in_flight.scope() as scope, pytest.raises(ShuttingDownError):
         scope.start(forever())

@@ -17,6 +17,8 @@ from whippletree.client import Model
 
 HOST = "127.0.0.1"
 ENVOY = str(Path(sys.executable).with_name("envoy"))
+ALONE = ("--notice", "0")
+"""Arguments of a service without a second replica, to which calls could go while it stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +68,17 @@ def gateway(layout: Layout) -> Part:
     keys = (f"--{prefix}identity.folder", str(identity.keys_folder(layout.run_dir)))
     arguments = record if layout.insecure_dev else (*record, *keys)
     if layout.together:
-        return _service(layout, "together", "whippletree.cli.together", port, arguments, setting="gateway")
-    return _service(layout, "gateway", "gateway_svc", port, arguments)
+        arguments = (*arguments, "--gateway.notice", "0")
+        return _service(layout, "together", "whippletree.cli.together", port, arguments, setting="gateway", grace=30.0)
+    return _service(layout, "gateway", "gateway_svc", port, (*arguments, *ALONE), grace=30.0)
 
 
 def bridges(layout: Layout) -> list[Part]:
     """The bridge, where it is a process of its own."""
     if layout.together:
         return []
-    arguments = ("--gateway", _at(layout.ports.gateway), *_key(layout))
-    return [_service(layout, "bridge", "openai_bridge", layout.ports.bridge, arguments)]
+    arguments = ("--gateway", _at(layout.ports.gateway), *_key(layout), *ALONE)
+    return [_service(layout, "bridge", "openai_bridge", layout.ports.bridge, arguments, grace=30.0)]
 
 
 def controller(layout: Layout) -> Part:

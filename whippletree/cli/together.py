@@ -1,11 +1,11 @@
 """Gateway and bridge in one process, on one port: what a call costs between them is a function call.
 
-Run: `python -m whippletree.cli.together --listen 127.0.0.1:0 --gateway.store.path record.db --bridge.grace 4`.
+Run: `python -m whippletree.cli.together --listen 127.0.0.1:0 --gateway.store.path record.db --gateway.grace 4`.
 Settings are those of the two services, by their own prefixes in the environment (GATEWAY_, BRIDGE_). As arguments they
 have `--gateway.` or `--bridge.` before them (`--gateway.config FILE` for a TOML file); without, they hold for both, as
 `--listen` must. Prints its address, serves until a signal.
 
-Order of a stop: the bridge's answers end, then what the gateway holds; deliveries are reported; the store is closed.
+The gateway's `notice` and `grace` hold for the stop of both; then deliveries are reported and the store is closed.
 """
 
 import asyncio
@@ -22,8 +22,9 @@ from openai_bridge.settings import BridgeSettings
 from whippletree import log
 from whippletree.contract import public_services
 from whippletree.local import LocalChannel
-from whippletree.serve import listening, until_signal
+from whippletree.serve import listening
 from whippletree.settings import load
+from whippletree.stop import Signals
 from whippletree.telemetry import observing
 
 
@@ -50,37 +51,36 @@ def settings_of(arguments: Sequence[str]) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[int]:
+async def serving(settings: Settings, haste: asyncio.Event | None = None) -> AsyncIterator[int]:
     """Both, while the block runs; yields their port. OSError where port or store is in use."""
     async with (
         observing("together", settings.gateway.metrics, settings.gateway.telemetry) as telemetry,
         gateway_server.offering(settings.gateway, telemetry) as gateway,
         bridge_server.offering(settings.bridge, LocalChannel.to(gateway.services), telemetry) as bridge,
-    ):
-
-        async def drain() -> None:
-            await bridge.drain()
-            await gateway.drain()
-
-        async with listening(
+        listening(
             [*gateway.services, *bridge.services],
             settings.gateway.listen,
+            notice=settings.gateway.notice,
             grace=settings.gateway.grace,
-            drain=drain,
+            drain=gateway.drain,
+            cut=bridge.cut,
+            haste=haste,
             reflected=public_services(),
             checks=gateway.checks,
             interceptors=[telemetry.interceptor],
             guard=gateway.guard.also(bridge.guard) if gateway.guard and bridge.guard else None,
             tls=settings.gateway.tls,
-        ) as port:
-            yield port
+        ) as port,
+    ):
+        yield port
 
 
 async def main(settings: Settings) -> None:
     """Serve."""
-    async with serving(settings) as port:
+    signals = Signals.caught()
+    async with serving(settings, signals.haste) as port:
         print(f"listening on {settings.gateway.listen.rpartition(':')[0]}:{port}", flush=True)
-        await until_signal()
+        await signals.stop.wait()
 
 
 if __name__ == "__main__":

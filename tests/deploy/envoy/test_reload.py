@@ -86,7 +86,7 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
     policy = FakePolicy(tokenizer_path=write_chat_model(tmp_path / "model"), reply=reply)
     async with contextlib.AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(serving(policy))
-        settings = BridgeSettings(gateway=gateway)
+        settings = BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)
         ports = [await stack.enter_async_context(server.serving(settings)) for _ in range(2)]
         one, two = (f"127.0.0.1:{port}" for port in ports)
         running = await stack.enter_async_context(running_envoy(gateway=gateway, bridge=one, folder=tmp_path))
