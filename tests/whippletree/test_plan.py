@@ -35,8 +35,8 @@ def test_services_find_the_gateway_and_keep_their_state_in_the_run_folder(tmp_pa
     run = tmp_path / "run"
     record = f"--store.path {run}/record.db --identity.folder {run}/keys"
     key = f"--access.api_key_file {run}/service.key"
-    assert lines[0] == f"-m gateway_svc --listen 127.0.0.1:3 {record}"
-    assert lines[1] == f"-m openai_bridge --listen 127.0.0.1:4 --gateway 127.0.0.1:3 {key}"
+    assert lines[0] == f"-m gateway_svc --listen 127.0.0.1:3 {record} --notice 0"
+    assert lines[1] == f"-m openai_bridge --listen 127.0.0.1:4 --gateway 127.0.0.1:3 {key} --notice 0"
     assert lines[2].startswith("-m controller_svc --listen 127.0.0.1:5 --gateway 127.0.0.1:3 --api http://127.0.0.1:1")
     assert key in lines[2]
     assert [part.port for part in parts] == [3, 4, 5]
@@ -54,7 +54,7 @@ def test_one_process_may_be_gateway_and_bridge(tmp_path: Path) -> None:
     part = plan.gateway(made)
     line = (
         f"-m whippletree.cli.together --listen 127.0.0.1:3 --gateway.store.path {tmp_path}/run/record.db "
-        f"--gateway.identity.folder {tmp_path}/run/keys"
+        f"--gateway.identity.folder {tmp_path}/run/keys --gateway.notice 0"
     )
     assert (part.name, " ".join(part.command[1:]), part.port_setting) == ("together", line, "--gateway-port")
     assert plan.bridges(made) == []
