@@ -1,8 +1,8 @@
 """Tells the gateway what became of replies, behind the harness's back: in groups, repeated, bounded.
 
 In: call ids after the last byte, or (rollout, request ids) where the harness went away before. Out: MarkDelivered,
-MarkUndelivered. What does not fit the queue stays unreported, which costs a sample only where the harness asks the same
-prompt again.
+MarkUndelivered. What does not fit the queue stays unreported: such a call is trained only where a later prompt
+continues it.
 """
 
 import asyncio
