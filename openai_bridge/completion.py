@@ -6,6 +6,7 @@ are reported as delivered; a harness that went away before, as lost.
 """
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from openai_bridge.dialects.dialect import Dialect
 from openai_bridge.gateway import Ask, Gateway
 from openai_bridge.in_flight import Scope
 from openai_bridge.models import Models
+from openai_bridge.recorder import Recorder
 from openai_bridge.tokenizer import Tokenizer
 from openai_bridge.tokenizer_cache import Tokenizers, to_prompt
 from openai_bridge.types import (
@@ -52,6 +54,7 @@ class Completions:
     """Seconds between keep-alives; 0 = none."""
     clock: Callable[[], float]
     """Unix time, seconds."""
+    recorder: Recorder
 
     async def answer(
         self, dialect: Dialect, caller: Caller, data: bytes, repeat: Repeat, scope: Scope
@@ -60,10 +63,18 @@ class Completions:
         request = dialect.parse(data, self.limits)
         request_ids = [str(uuid.uuid4()) for _ in range(request.choices)]
         delivery = self.deliveries.begin(caller.rollout, request_ids)
-        work = scope.start(self._complete(dialect, caller, request, repeat, delivery))
+        work = scope.start(
+            self.recorder.completing(
+                dialect.name,
+                request.model,
+                caller,
+                lambda: self._complete(dialect, caller, request, repeat, delivery),
+            )
+        )
         scope.at_end(delivery.lose)
         if request.stream and self.keep_alive > 0:
             while not (await asyncio.wait({work}, timeout=self.keep_alive))[0]:
+                self.recorder.kept_alive(dialect.name)
                 yield Part(content_type=SSE, data=dialect.keep_alive)
         completion, call_ids = await scope.result(work)
         if request.stream:
@@ -84,8 +95,9 @@ class Completions:
         self, dialect: Dialect, caller: Caller, request: ChatRequest, repeat: Repeat, delivery: Delivery
     ) -> tuple[Completion, list[str]]:
         model = await self.models.find(caller.rollout, request.model)
-        tokenizer = await self.tokenizers.of(model)
+        tokenizer, begin = await self.tokenizers.of(model), time.perf_counter()
         prompt = await to_prompt(tokenizer, request, context_length=model.context_length)
+        self.recorder.rendered(time.perf_counter() - begin)
         asks = [
             Ask(
                 caller=caller,

@@ -19,6 +19,8 @@ GROUP = 100
 """Ids of one rpc at most."""
 AT_ONCE = 8
 """Reports of losses under way at most."""
+Count = Callable[[str, int], None]
+"""Told what became of so many replies: `written`, `lost`, or `unreported`."""
 ANY = ""
 """Where a report concerns no rollout by itself."""
 
@@ -62,7 +64,9 @@ class Deliveries:
     delivered during the one before, and without load nothing waits.
     """
 
-    def __init__(self, gateway: Report, *, queue: int, patience: float, flush: float) -> None:
+    def __init__(
+        self, gateway: Report, *, queue: int, patience: float, flush: float, count: Count = lambda outcome, number: None
+    ) -> None:
         async def delivered(_: str, ids: list[str]) -> None:
             await gateway.mark_delivered(ids, patience=patience)
 
@@ -71,7 +75,7 @@ class Deliveries:
 
         self._delivered = _Outbox("call", delivered, queue=queue, at_once=1)
         self._lost = _Outbox("request", lost, queue=queue, at_once=AT_ONCE)
-        self._flush = flush
+        self._flush, self._count = flush, count
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self, rollout: str, request_ids: Sequence[str]) -> Delivery:
@@ -80,11 +84,13 @@ class Deliveries:
 
     def add(self, call_ids: Sequence[str]) -> None:
         """Report these calls as delivered soon."""
-        self._delivered.put(ANY, call_ids)
+        self._count("written", len(call_ids))
+        self._count("unreported", self._delivered.put(ANY, call_ids))
 
     def add_lost(self, rollout: str, request_ids: Sequence[str]) -> None:
         """Report these requests as lost soon."""
-        self._lost.put(rollout, request_ids)
+        self._count("lost", len(request_ids))
+        self._count("unreported", self._lost.put(rollout, request_ids))
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(outbox.run()) for outbox in (self._delivered, self._lost)]
@@ -113,13 +119,16 @@ class _Outbox:
         self._what, self._tell, self._at_once = what, tell, at_once
         self.queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(queue)
 
-    def put(self, rollout: str, ids: Sequence[str]) -> None:
-        """Report these soon; what does not fit is dropped, and the log says so."""
+    def put(self, rollout: str, ids: Sequence[str]) -> int:
+        """Report these soon; what does not fit is dropped, and the log says so. Returns how many."""
+        dropped = 0
         for one in ids:
             try:
                 self.queue.put_nowait((rollout, one))
             except asyncio.QueueFull:
                 log.warning("too many deliveries wait: %s %s stays unreported", self._what, one)
+                dropped += 1
+        return dropped
 
     async def run(self) -> None:
         """Report until cancelled."""

@@ -26,6 +26,7 @@ from openai_bridge import convert
 from openai_bridge.types import Caller, Generation, Model, Repeat, Sampling
 from whippletree.channel import call
 from whippletree.tokens import TokenIds, pack_ids
+from whippletree.tracing import outgoing
 
 QUERY_DEADLINE = 10.0
 """Seconds for one try of anything but a generation."""
@@ -148,4 +149,4 @@ class Gateway:
 
 
 def _metadata(rollout: str) -> tuple[tuple[str, str], ...]:
-    return (("whippletree-rollout", rollout),)
+    return (("whippletree-rollout", rollout), *outgoing())

@@ -15,6 +15,7 @@ from openai_bridge.gateway import Gateway
 from openai_bridge.in_flight import InFlight
 from openai_bridge.key_set import KeySet
 from openai_bridge.models import Models
+from openai_bridge.recorder import Recorder
 from openai_bridge.servicers.anthropic import AnthropicServicer
 from openai_bridge.servicers.openai import OpenAIServicer
 from openai_bridge.settings import BridgeSettings
@@ -66,11 +67,19 @@ async def offering(settings: BridgeSettings, channel: grpc.aio.Channel, telemetr
     delivery, generation = settings.delivery, settings.generation
     in_flight = InFlight()
     gateway = Gateway(channel, patience=generation.patience, generation_deadline=generation.deadline)
+    recorder = Recorder(telemetry.registry, telemetry.tracing)
     async with (
-        Deliveries(gateway, queue=delivery.queue, patience=delivery.patience, flush=delivery.flush) as deliveries,
+        Deliveries(
+            gateway,
+            queue=delivery.queue,
+            patience=delivery.patience,
+            flush=delivery.flush,
+            count=recorder.delivered,
+        ) as deliveries,
         _guard(settings, gateway) as guard,
     ):
-        yield Offer(services=_services(settings, gateway, deliveries, in_flight), cut=in_flight.cut, guard=guard)
+        services = _services(settings, gateway, deliveries, in_flight, recorder)
+        yield Offer(services=services, cut=in_flight.cut, guard=guard)
 
 
 @contextlib.asynccontextmanager
@@ -83,7 +92,9 @@ async def _guard(settings: BridgeSettings, gateway: Gateway) -> AsyncIterator[Gu
         yield Guard(RULES, ByKeyOrToken(TokenVerifier(keys, time.time)))
 
 
-def _services(settings: BridgeSettings, gateway: Gateway, deliveries: Deliveries, in_flight: InFlight) -> list[Service]:
+def _services(
+    settings: BridgeSettings, gateway: Gateway, deliveries: Deliveries, in_flight: InFlight, recorder: Recorder
+) -> list[Service]:
     """One service per dialect, on the same parts."""
     models = Models(gateway, age=settings.models_age, clock=time.monotonic)
     completions = Completions(
@@ -94,6 +105,7 @@ def _services(settings: BridgeSettings, gateway: Gateway, deliveries: Deliveries
         limits=Limits(choices=settings.generation.max_choices),
         keep_alive=settings.stream.keep_alive,
         clock=time.time,
+        recorder=recorder,
     )
     openai = OpenAIServicer(completions=completions, models=models, in_flight=in_flight)
     anthropic = AnthropicServicer(completions=completions, models=models, in_flight=in_flight)

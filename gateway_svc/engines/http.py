@@ -20,6 +20,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from gateway_svc.engines.http_answer import BODY_LIMIT, Answer, HttpError
+from whippletree.tracing import outgoing
 
 KEPT = 4.0
 """Seconds for which an unused connection is kept: uvicorn, under both engines, closes after 5."""
@@ -82,7 +83,8 @@ class Client:
         to = origin(address)
         head = (
             f"{method} {to.path}{path} HTTP/1.1\r\nhost: {to.authority}\r\naccept-encoding: identity\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"{_traced()}\r\n"
         )
         try:
             async with asyncio.timeout(seconds):
@@ -131,6 +133,11 @@ class Client:
         connections.append(connection)
         while connections and connection.since - connections[0].since >= self._kept_for:
             connections.popleft().transport.abort()
+
+
+def _traced() -> str:
+    """Header lines that name the trace and the HTTP request that this one is made for."""
+    return "".join(f"{name}: {value}\r\n" for name, value in outgoing())
 
 
 class _Connection(asyncio.Protocol):
