@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import orjson
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from gateway_svc import facts, remembered, requests
+from gateway_svc import facts, remembered, requests, schema
 from gateway_svc.calls import sampling_from
 from gateway_svc.schema import models, runs
 from gateway_svc.store import Store, Transaction, numbers
-from gateway_svc.types import Micros, Model, ModelName, Once, Phase, Role, Run, RunId
+from gateway_svc.types import Engine, EngineKind, Micros, Model, ModelName, Once, Phase, Role, Run, RunId
 from whippletree.errors import AlreadyExistsError, InvalidFieldError, NotFoundError, ShuttingDownError, WrongStateError
 
 log = logging.getLogger(__name__)
@@ -233,7 +233,7 @@ def _registered_before(asked: Model, row: Row[Any] | None, answer: bytes) -> tup
     if "role" in known:
         known["role"] = Role(known["role"])
     if "engines" in known:
-        known["engines"] = tuple(known["engines"])
+        known["engines"] = _engines(known["engines"])
     return replace(_model(row) if row is not None else asked, **known), existed
 
 
@@ -241,9 +241,12 @@ def _delete_models(tx: Transaction, name: ModelName | None, once: Once | None) -
     """(how many there were, whether anything was done)."""
     if (answer := requests.first_answer(tx.connection, once)) is not None:
         return orjson.loads(answer), False
-    query = delete(models) if name is None else delete(models).where(models.c.name == name)
+    query, leased = delete(models), delete(schema.engines)
+    if name is not None:
+        query, leased = query.where(models.c.name == name), leased.where(schema.engines.c.model == name)
     tx.change_catalog()
     count = tx.connection.execute(query).rowcount
+    tx.connection.execute(leased)
     requests.remember(tx, once, orjson.dumps(count))
     return count, True
 
@@ -263,10 +266,7 @@ def _set_weights(tx: Transaction, name: ModelName, weight_version: str, weights_
 
 def check_model(model: Model) -> None:
     """Raise InvalidFieldError where a model cannot serve."""
-    for address in model.engines:
-        if not address.startswith(("http://", "https://")):
-            raise InvalidFieldError(f"engine address {address!r} is no http URL", field="model.engines.address")
-    if len(set(model.engines)) != len(model.engines):
+    if len({engine.address for engine in model.engines}) != len(model.engines):
         raise InvalidFieldError("an engine is named twice", field="model.engines")
     if model.context_length < 1:
         raise InvalidFieldError("context_length is not positive", field="model.context_length")
@@ -315,7 +315,7 @@ def _model_row(model: Model) -> dict[str, Any]:
     return {
         "name": model.name,
         "role": model.role,
-        "engines": orjson.dumps(list(model.engines)).decode(),
+        "engines": orjson.dumps(model.engines).decode(),
         "weight_version": model.weight_version,
         "weights_path": model.weights_path,
         "tokenizer_path": model.tokenizer_path,
@@ -329,11 +329,20 @@ def _model(row: Row[Any]) -> Model:
     return Model(
         name=ModelName(row.name),
         role=Role(row.role),
-        engines=tuple(orjson.loads(row.engines)),
+        engines=_engines(orjson.loads(row.engines)),
         weight_version=row.weight_version,
         weights_path=row.weights_path,
         tokenizer_path=row.tokenizer_path,
         context_length=row.context_length,
         vocabulary_size=row.vocabulary_size,
         create_time=Micros(row.create_time),
+    )
+
+
+def _engines(stored: list[str | dict[str, Any]]) -> tuple[Engine, ...]:
+    return tuple(
+        Engine(address=one)
+        if isinstance(one, str)
+        else Engine(address=one["address"], kind=EngineKind(one["kind"]), max_in_flight=one["max_in_flight"])
+        for one in stored
     )

@@ -1,4 +1,5 @@
-"""Protobuf messages <-> values, for everything but model calls (`convert_calls.py`).
+"""Protobuf messages <-> values, for everything but model calls (`convert_calls.py`) and models
+(`convert_models.py`).
 
 In: requests. Out: checked values (InvalidFieldError where a field is wrong), and messages made of values.
 """
@@ -11,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
-from whippletree.v1 import attempt_pb2, identity_pb2, model_pb2, phase_pb2, rollout_pb2, run_pb2
+from whippletree.v1 import attempt_pb2, identity_pb2, phase_pb2, rollout_pb2, run_pb2
 
 from gateway_svc import names
 from gateway_svc.convert_sampling import sampling_from_pb, sampling_to_pb
@@ -19,12 +20,9 @@ from gateway_svc.issuer import Terms
 from gateway_svc.types import (
     Attempt,
     Micros,
-    Model,
-    ModelName,
     Once,
     Outcome,
     Phase,
-    Role,
     Rollout,
     RolloutSpec,
     RolloutState,
@@ -61,7 +59,6 @@ PHASES = {
     Phase.DRAINING: phase_pb2.PHASE_DRAINING,
     Phase.UPDATING: phase_pb2.PHASE_UPDATING,
 }
-ROLES = {Role.POLICY: model_pb2.MODEL_ROLE_POLICY, Role.AUXILIARY: model_pb2.MODEL_ROLE_AUXILIARY}
 SPLITS = {Split.TRAIN: rollout_pb2.SPLIT_TRAIN, Split.EVAL: rollout_pb2.SPLIT_EVAL}
 SCOPES = {
     identity_pb2.TOKEN_SCOPE_INFER: Scope.INFER,
@@ -72,7 +69,6 @@ SCOPES = {
 _STATES = {value: key for key, value in STATES.items()}
 _OUTCOMES = {value: key for key, value in OUTCOMES.items()}
 _PHASES = {value: key for key, value in PHASES.items()} | {phase_pb2.PHASE_UNSPECIFIED: Phase.ROLLOUT}
-_ROLES = {value: key for key, value in ROLES.items()} | {model_pb2.MODEL_ROLE_UNSPECIFIED: Role.POLICY}
 _SPLITS = {value: key for key, value in SPLITS.items()} | {rollout_pb2.SPLIT_UNSPECIFIED: Split.TRAIN}
 
 
@@ -135,6 +131,13 @@ def phase(value: phase_pb2.Phase.ValueType) -> Phase:
     if value not in _PHASES:
         raise InvalidFieldError("phase is unknown", field="phase")
     return _PHASES[value]
+
+
+def interrupts(value: phase_pb2.InFlight.ValueType) -> bool:
+    """Whether generations in flight are interrupted."""
+    if value not in phase_pb2.InFlight.values():
+        raise InvalidFieldError("in_flight is unknown", field="in_flight")
+    return value == phase_pb2.IN_FLIGHT_INTERRUPT
 
 
 def spec(request: rollout_pb2.CreateRolloutRequest) -> RolloutSpec:
@@ -277,41 +280,4 @@ def run_to_pb(run: Run) -> run_pb2.Run:
         max_hold=duration(run.max_hold),
         phase=PHASES[run.phase],
         create_time=timestamp(run.create_time),
-    )
-
-
-def model_from_pb(message: model_pb2.Model) -> Model:
-    """A model to be registered."""
-    if message.role not in _ROLES:
-        raise InvalidFieldError("model.role is unknown", field="model.role")
-    for engine in message.engines:
-        if engine.kind not in (model_pb2.ENGINE_KIND_UNSPECIFIED, model_pb2.ENGINE_KIND_SGLANG):
-            raise InvalidFieldError("model.engines.kind is unknown", field="model.engines.kind")
-    return Model(
-        name=ModelName(names.model(message.name, "model.name")),
-        role=_ROLES[message.role],
-        engines=tuple(engine.address.rstrip("/") for engine in message.engines),
-        weight_version=message.weight_version,
-        weights_path=message.weights_path,
-        tokenizer_path=message.tokenizer_path,
-        context_length=message.context_length,
-        vocabulary_size=message.vocabulary_size,
-    )
-
-
-def model_to_pb(model: Model, seen: dict[str, str]) -> model_pb2.Model:
-    """A model; `seen` = the weight version that each engine was seen with."""
-    return model_pb2.Model(
-        name=f"models/{model.name}",
-        role=ROLES[model.role],
-        engines=[
-            model_pb2.Engine(address=address, kind=model_pb2.ENGINE_KIND_SGLANG, weight_version=seen.get(address, ""))
-            for address in model.engines
-        ],
-        weight_version=model.weight_version,
-        weights_path=model.weights_path,
-        tokenizer_path=model.tokenizer_path,
-        context_length=model.context_length,
-        vocabulary_size=model.vocabulary_size,
-        create_time=timestamp(model.create_time),
     )

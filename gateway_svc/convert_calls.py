@@ -4,7 +4,8 @@ from google.protobuf.struct_pb2 import Struct
 from whippletree.v1 import event_pb2, inference_pb2, model_call_pb2
 
 from gateway_svc import names, retry
-from gateway_svc.convert import ROLES, duration, once, timestamp
+from gateway_svc.convert import duration, once, timestamp
+from gateway_svc.convert_models import ROLES
 from gateway_svc.convert_sampling import asked_from_pb, sampling_to_pb
 from gateway_svc.types import Ask, Delivery, Event, Finish, Log, Mode, ModelCall, Note, Repeat, Reward, View
 from whippletree.errors import InvalidFieldError

@@ -5,50 +5,42 @@ generation or gets the recorded one. A generation that no caller came back for i
 recorded.
 """
 
-import asyncio
-import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlalchemy import Connection
 
-from gateway_svc import calls, prefix, requests, rollout_state, rollouts, sampling, turns, weights
+from gateway_svc import calls, prefix, requests, rollout_state, rollouts, sampling, turns
 from gateway_svc.catalog import Catalog
-from gateway_svc.engines import answer
-from gateway_svc.engines.pool import Pool
-from gateway_svc.engines.sglang import RESERVED, EngineError, Sglang
+from gateway_svc.engines.client import RESERVED
 from gateway_svc.flights import Flight, Flights
 from gateway_svc.phase import Gates
 from gateway_svc.recorder import Recorder, told
+from gateway_svc.sample import Sampler
 from gateway_svc.store import Store
 from gateway_svc.types import (
     Ask,
     CallHead,
     CallId,
     Event,
-    Finish,
     Micros,
     Model,
     ModelName,
+    Question,
     Role,
     Run,
     RunId,
-    Sampled,
 )
 from whippletree.errors import (
     ContextLengthExceededError,
-    EngineUnavailableError,
     InvalidFieldError,
     NotFoundError,
     TokenOutOfVocabularyError,
 )
 from whippletree.log import about
 from whippletree.tokens import unpack_ids
-
-log = logging.getLogger(__name__)
 
 Claimed = Callable[[Flight], AbstractAsyncContextManager[None]]
 """Entered when no other replica runs what the flight repeats or retries."""
@@ -70,11 +62,8 @@ class _Seen:
 
 
 class Generator:
-    """Runs calls. `tries` = how often an engine is asked for one response; `pause` = seconds between two tries.
-
-    `retry_grace` = seconds for which a generation whose callers have all gone away waits for a retry. `claimed` = how
-    several replicas run one generation once; None = there is one replica.
-    """
+    """Runs calls. `retry_grace` = seconds for which a generation whose callers have all gone away waits for a retry;
+    `claimed` = how several replicas run one generation once, None = there is one replica."""
 
     def __init__(
         self,
@@ -82,18 +71,15 @@ class Generator:
         store: Store,
         catalog: Catalog,
         gates: Gates,
-        pool: Pool,
-        client: Sglang,
+        sampler: Sampler,
         clock: Callable[[], Micros],
         new_id: Callable[[], str],
-        tries: int,
-        pause: float,
         retry_grace: float,
         recorder: Recorder,
         claimed: Claimed | None = None,
     ) -> None:
-        self._store, self._catalog, self._gates, self._pool, self._client = store, catalog, gates, pool, client
-        self._clock, self._new_id, self._tries, self._pause = clock, new_id, tries, pause
+        self._store, self._catalog, self._gates, self._sampler = store, catalog, gates, sampler
+        self._clock, self._new_id = clock, new_id
         self._flights, self._claimed, self._recorder = Flights(grace=retry_grace), claimed, recorder
 
     async def generate(self, ask: Ask) -> Event:
@@ -139,8 +125,8 @@ class Generator:
         check_callable(run, self._catalog.model(name))
         room = check_prompt(ask.prompt, self._catalog.model(name))
         keys = (f"runs/{run.run_id}", f"models/{name}")
-        async with self._gates.admitted(keys, run.max_hold / 1e6) as held:
-            if held:
+        async with self._gates.admitted(keys, run.max_hold / 1e6) as admission:
+            if admission.held:
                 seen = await self._look(ask, left)
                 if seen.earlier is not None:
                     return seen.earlier
@@ -149,8 +135,12 @@ class Generator:
             used = resolve(ask, run, model, room)
             call_id = CallId(self._new_id())
             about(run=run.run_id, call=call_id)
-            sent = self._clock()
-            address, found = await self._sample(ask, model, used, call_id)
+            sent, before = self._clock(), admission.held
+            question = Question(
+                model=name, prompt=ask.prompt, sampling=used.sampling, rollout_id=ask.rollout_id, call_id=call_id
+            )
+            address, found = await self._sampler.sample(question, admission)
+            held = round((admission.held - before) * 1e6)
             head = CallHead(
                 model=name,
                 dialect=ask.dialect,
@@ -161,8 +151,8 @@ class Generator:
                 matched_stop=found.matched_stop,
                 engine=address,
                 start_time=begin,
-                hold=Micros(round(held * 1e6)),
-                engine_time=Micros(self._clock() - sent),
+                hold=Micros(round(admission.held * 1e6)),
+                engine_time=Micros(max(0, self._clock() - sent - held)),
                 spans=found.spans,
                 role=model.role,
                 checksum=zlib.crc32(found.logprobs),
@@ -181,45 +171,6 @@ class Generator:
         if seen.earlier is not None:
             self._recorder.replayed()
         return seen
-
-    async def _sample(self, ask: Ask, model: Model, used: sampling.Used, call_id: CallId) -> tuple[str, Sampled]:
-        """One good response and the engine that gave it, after at most `tries` tries."""
-        avoid: frozenset[str] = frozenset()
-        problem = EngineError("not asked")
-        for number in range(self._tries):
-            if number:
-                await asyncio.sleep(self._pause * 2 ** (number - 1))
-            address = ""
-            try:
-                address = self._pool.pick(model, avoid, ask.rollout_id)
-                with self._pool.using(address):
-                    await self._pool.ready(model, address)
-                    rid = call_id if number == 0 else f"{call_id}r{number}"
-                    body = await self._client.generate(address, rid, ask.prompt, used.sampling)
-                return address, accept(body, model)
-            except EngineError as error:
-                problem = error
-                if error.refused:
-                    raise InvalidFieldError(f"the engine refused: {error}", field="sampling") from error
-            except ValueError as error:
-                problem = EngineError(str(error))
-            log.warning("engine %s, call %s: %s", address, call_id, problem)
-            self._pool.doubt(address)
-            avoid |= {address}
-        raise EngineUnavailableError(
-            f"no engine of models/{model.name} gave a good answer: {problem}", model=model.name
-        )
-
-
-def accept(body: Mapping[str, Any], model: Model) -> Sampled:
-    """A response that can be recorded. Raises ValueError: wrong form, aborted by the engine, other weights."""
-    found = answer.sampled(body, model.vocabulary_size)
-    if found.finish == Finish.ABORT:
-        raise ValueError("the engine aborted the generation")
-    if model.weights_path and not weights.agree(found.spans, model.weight_version):
-        versions = sorted({span.weight_version for span in found.spans})
-        raise ValueError(f"sampled by weights {', '.join(versions)} instead of {model.weight_version}")
-    return found
 
 
 def check_callable(run: Run, model: Model) -> None:

@@ -7,7 +7,19 @@ With one process (SQLite) its own gates are enough: `Alone`. Several replicas sh
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Whom the leases ask and tell: how much of a key is in flight here; what of a lease that is to be given back must
+    be interrupted; when some were taken, first to read runs and models again, then that leases have changed."""
+
+    in_flight: Callable[[str], int]
+    interrupt: Callable[[str], None]
+    read_again: Callable[[], Awaitable[None]]
+    changed: Callable[[], None]
 
 
 class Leases(Protocol):
@@ -19,13 +31,14 @@ class Leases(Protocol):
     async def obtain(self, keys: Sequence[str]) -> None:
         """Ask for the leases of these keys; returns when they are here, or after a moment."""
 
-    def exclusive(self, key: str) -> AbstractAsyncContextManager[None]:
-        """While the block runs no replica has the lease; the caller's own gate must be closed and drained."""
+    def exclusive(self, key: str, *, interrupt: bool) -> AbstractAsyncContextManager[None]:
+        """While the block runs no replica has the lease; the caller's own gate must be closed and drained.
 
-    async def run(
-        self, in_flight: Callable[[str], int], changed: Callable[[], None], read_again: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Take and give leases while it runs. `read_again` is awaited when some were taken, then `changed` called."""
+        `interrupt` = the others are to interrupt what they have in flight, instead of letting it finish.
+        """
+
+    async def run(self, told: Told) -> None:
+        """Take and give leases while it runs."""
 
 
 class Alone:
@@ -38,11 +51,9 @@ class Alone:
     async def obtain(self, keys: Sequence[str]) -> None:
         """It has."""
 
-    def exclusive(self, key: str) -> AbstractAsyncContextManager[None]:
+    def exclusive(self, key: str, *, interrupt: bool) -> AbstractAsyncContextManager[None]:
         """Nobody else is there."""
         return nullcontext()
 
-    async def run(
-        self, in_flight: Callable[[str], int], changed: Callable[[], None], read_again: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def run(self, told: Told) -> None:
         """There is nothing to do."""

@@ -35,6 +35,19 @@ def model(name: str, field: str = "name") -> ModelName:
     return ModelName(_checked(_MODEL, _after("models/", name, field), field))
 
 
+def engine_id(text: str, field: str = "engine_id") -> str:
+    """An engine's id within its model."""
+    return _checked(_ID, text, field)
+
+
+def engine(name: str, field: str = "name") -> tuple[ModelName, str]:
+    """`models/{model}/engines/{engine}` -> bare names."""
+    head, separator, text = name.partition("/engines/")
+    if not separator:
+        raise InvalidFieldError(f"{field} has not the form models/MODEL/engines/ENGINE", field=field)
+    return model(head, field), engine_id(text, field)
+
+
 def attempt(name: str, field: str = "name") -> tuple[RolloutId, int]:
     """`rollouts/{rollout}/attempts/{number}` -> id and number."""
     head, separator, number = name.partition("/attempts/")

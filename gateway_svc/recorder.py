@@ -90,9 +90,11 @@ class Recorder:
         """A request found its call recorded."""
         self._repeats.of("replayed").inc()
 
-    def engine_asked(self, engine: str, seconds: float) -> None:
-        """A question to an engine has ended."""
-        self._requests.of(engine).observe(seconds)
+    @contextmanager
+    def asking(self, engine: str) -> Iterator[None]:
+        """One question to an engine, until it ends, however it ends."""
+        with self._requests.of(engine).time(), self.tracing.span("engine", attributes={"whippletree.engine": engine}):
+            yield
 
     def engine_failed(self, engine: str, cause: str) -> None:
         """Its answer could not be used: refused, unreachable or unusable."""

@@ -40,7 +40,22 @@ models = Table(
     Column("vocabulary_size", Integer, nullable=False),
     Column("create_time", BigInteger, nullable=False),
 )
-"""Engines are a JSON list of base URLs."""
+"""Engines are a JSON list of those without a lease; an older gateway wrote their base URLs alone."""
+
+engines = Table(
+    "engines",
+    metadata,
+    Column("model", Text, primary_key=True),
+    Column("engine_id", Text, primary_key=True),
+    Column("address", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("max_in_flight", Integer, nullable=False),
+    Column("lease", BigInteger, nullable=False),
+    Column("heartbeat_time", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""Engines with a lease. No time is compared with another machine's clock: whether a lease has expired is what each
+gateway sees of `heartbeat_time` changing."""
 
 rollouts = Table(
     "rollouts",

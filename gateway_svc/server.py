@@ -28,18 +28,21 @@ from whippletree.v1 import (
 from gateway_svc.admission import RULES
 from gateway_svc.catalog import Catalog
 from gateway_svc.deleter import Deleter
-from gateway_svc.engines.pool import Pool
-from gateway_svc.engines.sglang import connected
+from gateway_svc.engines.clients import connected
+from gateway_svc.engines.leased import Leased
+from gateway_svc.engines.pool import Limits, Pool
+from gateway_svc.engines.watch import Watch
 from gateway_svc.event_feed import EventFeed
 from gateway_svc.feed import Feed
 from gateway_svc.generate import Claimed, Generator
 from gateway_svc.issuer import Issuer
-from gateway_svc.leases import Alone, Leases
+from gateway_svc.leases import Alone, Leases, Told
 from gateway_svc.pace import Watchers
 from gateway_svc.phase import Gates
 from gateway_svc.publish import Publisher
 from gateway_svc.recorder import Recorder
 from gateway_svc.room import WRITE, RoomKeeper
+from gateway_svc.sample import Sampler
 from gateway_svc.scrape import Scrape
 from gateway_svc.servicers.attempt import AttemptServicer
 from gateway_svc.servicers.event import EventServicer
@@ -117,27 +120,27 @@ async def _parts(
     feed, event_feed = Feed(store, quiet=settings.watch_quiet), EventFeed(store, quiet=settings.watch_quiet)
     watchers = Watchers(settings.watch_patience, time.monotonic)
     telemetry.before_scrape(Scrape(telemetry.registry, store, gates, watchers, time.monotonic).refresh)
-    engine = settings.engine
+    engine, leased = settings.engine, Leased(store, time.monotonic)
+    await leased.refresh()
     async with (
-        connected(generate_timeout=engine.generate_timeout, control_timeout=engine.control_timeout) as client,
+        connected(generate_timeout=engine.generate_timeout, control_timeout=engine.control_timeout) as clients,
         _claiming(store) as claimed,
     ):
-        pool = Pool(client)
+        limits = Limits(max_in_flight=engine.max_in_flight, max_waiting=engine.max_waiting, spread=engine.spread)
+        pool = Pool(clients, leased, gates, limits, now)
+        watch = Watch(catalog, leased, pool, gates, pause=engine.check_pause)
         generator = Generator(
             store=store,
             catalog=catalog,
             gates=gates,
-            pool=pool,
-            client=client,
+            sampler=Sampler(catalog, gates, pool, clients, recorder, tries=engine.tries, pause=engine.pause),
             clock=now,
             new_id=lambda: uuid.uuid4().hex,
-            tries=engine.tries,
-            pause=engine.pause,
             retry_grace=settings.retry_grace,
             claimed=claimed,
             recorder=recorder,
         )
-        publisher, deleter = Publisher(catalog, gates, pool), Deleter(store, catalog, gates)
+        publisher, deleter = Publisher(catalog, gates, pool, watch), Deleter(store, catalog, gates)
         await deleter.resume()
 
         async def drain() -> None:
@@ -151,7 +154,7 @@ async def _parts(
             AttemptServicer(store),
             EventServicer(store, event_feed, watchers),
             InferenceServicer(generator, store),
-            ModelServicer(catalog, publisher, pool),
+            ModelServicer(catalog, publisher, leased, pool, watch, engine.patterns),
             RunServicer(catalog, deleter),
             PhaseServicer(catalog, gates),
             IdentityServicer(store, issuer, None if keys is None else lambda: keys.keys, now),
@@ -168,8 +171,14 @@ async def _parts(
             asyncio.create_task(_tidy(deleter, settings.store)),
             asyncio.create_task(event_feed.run()),
         ]
-        background.append(asyncio.create_task(catalog.follow()))
-        leasing = asyncio.create_task(leases.run(gates.in_flight, gates.look_again, catalog.refresh))
+        background += [asyncio.create_task(catalog.follow()), asyncio.create_task(watch.run())]
+        told = Told(
+            in_flight=gates.in_flight,
+            interrupt=gates.interrupt,
+            read_again=catalog.refresh,
+            changed=gates.look_again,
+        )
+        leasing = asyncio.create_task(leases.run(told))
         try:
             yield Offer(services=services, drain=drain, checks=checks, guard=_guard(keys))
         finally:

@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway_svc.engines.allowed import LOOPBACK, Pattern, pattern
 from whippletree.settings import ReplicaSettings, Section, TracingSettings
 
 
@@ -52,6 +53,29 @@ class EngineSettings(Section):
     """How often engines are asked for one response before ENGINE_UNAVAILABLE."""
     pause: float = Field(default=0.1, ge=0)
     """Seconds before the second try; doubled with each further one."""
+    allowed: tuple[str, ...] = LOOPBACK
+    """Where engines may be: HOST, HOST:PORT or HOST:LOW-HIGH, with an address, a network (127.0.0.0/8), a name or
+    *.DOMAIN as HOST. Registering one elsewhere is refused. Link-local addresses never are allowed."""
+    check_pause: float = Field(default=5.0, gt=0)
+    """Seconds between two looks at every engine: whether it answers, holds its lease, has its model's weights."""
+    max_in_flight: int = Field(default=0, ge=0)
+    """Generations that this gateway has at one engine at most, where the engine names no limit; 0 = any number."""
+    max_waiting: int = Field(default=10_000, ge=0)
+    """Generations of one model that wait for room at its engines at most; further ones get OVERLOADED."""
+    spread: float = Field(default=1.5, ge=1)
+    """A rollout leaves its own engine for the least loaded one when that engine has this many times its share."""
+
+    @field_validator("allowed")
+    @classmethod
+    def _parsed(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for text in patterns:
+            pattern(text)
+        return patterns
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """`allowed`, parsed."""
+        return tuple(pattern(text) for text in self.allowed)
 
 
 class IdentitySettings(Section):

@@ -2,7 +2,8 @@
 
 They are PostgreSQL's advisory locks: a lease is a shared lock, kept over many generations, so a generation
 costs nothing; `exclusive` waits for the exclusive lock. Who has a lease sees in `pg_locks` that somebody waits (told by
-NOTIFY, looked for every `POLL` seconds), admits no more, lets what is in flight end and gives the lease back. A lease
+NOTIFY, looked for every `POLL` seconds), admits no more, lets what is in flight end (or, where the notice names the
+key, interrupts it) and gives the lease back. A lease
 taken anew begins with reading runs and models again: what was changed meanwhile holds before anything is admitted.
 
 A killed replica's locks end with its connections. One that is cut off gives its leases up by itself after `PATIENCE`
@@ -11,13 +12,14 @@ seconds without an answer, before the server, which notices silence after 30 sec
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from typing import Any
 
 import psycopg
 
+from gateway_svc.leases import Told
 from whippletree.errors import ShuttingDownError
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class SharedLeases:
         self._wanted: set[str] = set()
         self._locked: set[str] = set()
         self._held: set[str] = set()
+        self._interrupts: set[str] = set()
         self._work = asyncio.Event()
         self._moved = asyncio.Event()
 
@@ -67,13 +70,13 @@ class SharedLeases:
                 pass
 
     @asynccontextmanager
-    async def exclusive(self, key: str) -> AsyncIterator[None]:
+    async def exclusive(self, key: str, *, interrupt: bool) -> AsyncIterator[None]:
         """While the block runs no replica has the lease. Raises ShuttingDownError where the store does not answer."""
         try:
             async with await self._connect() as telling:
                 try:
                     async with await self._connect() as connection:
-                        await _lock(connection, telling, key)
+                        await _lock(connection, telling, key, interrupt)
                         yield
                 finally:
                     with suppress(psycopg.Error):  # those that wait look by themselves too
@@ -81,10 +84,8 @@ class SharedLeases:
         except psycopg.Error as error:
             raise ShuttingDownError("the store does not answer; repeat") from error
 
-    async def run(
-        self, in_flight: Callable[[str], int], changed: Callable[[], None], read_again: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Take and give leases, for ever. `changed` is called when leases were taken; `read_again` before."""
+    async def run(self, told: Told) -> None:
+        """Take and give leases, for ever."""
         listening = asyncio.create_task(self._listen())
         try:
             while True:
@@ -93,10 +94,10 @@ class SharedLeases:
                         while True:
                             self._work.clear()
                             async with asyncio.timeout(PATIENCE):
-                                await self._turn(connection, in_flight, read_again)
+                                await self._turn(connection, told)
                             self._moved.set()
                             self._moved = asyncio.Event()
-                            changed()
+                            told.changed()
                             await _either(self._work, POLL if self._locked <= self._held else ASKING)
                 except (psycopg.Error, ShuttingDownError, OSError) as error:
                     log.warning("leases are given up until the store answers: %s", error)
@@ -109,18 +110,16 @@ class SharedLeases:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
 
-    async def _turn(
-        self,
-        connection: "psycopg.AsyncConnection[Any]",
-        in_flight: Callable[[str], int],
-        read_again: Callable[[], Awaitable[None]],
-    ) -> None:
+    async def _turn(self, connection: "psycopg.AsyncConnection[Any]", told: Told) -> None:
         """One look: give what others wait for and nothing is in flight of, take what is wanted and free."""
         rows = await (await connection.execute(_WAITING)).fetchall()
         asked = {signed(row[0]) for row in rows}
         self._held -= {key for key in self._locked if number(key) in asked}
+        self._interrupts &= self._locked - self._held
+        for key in self._interrupts:
+            told.interrupt(key)
         for key in self._locked - self._held:
-            if not in_flight(key):
+            if not told.in_flight(key):
                 await connection.execute("SELECT pg_advisory_unlock_shared(%s)", (number(key),))
                 self._locked.discard(key)
                 self._wanted.add(key)
@@ -132,7 +131,7 @@ class SharedLeases:
                 taken.add(key)
                 self._locked.add(key)
         if taken:
-            await read_again()
+            await told.read_again()
             self._held |= taken
             self._wanted -= taken
 
@@ -141,7 +140,9 @@ class SharedLeases:
             try:
                 async with await self._connect() as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    async for _ in connection.notifies():
+                    async for notice in connection.notifies():
+                        if notice.payload:
+                            self._interrupts.add(notice.payload)
                         self._work.set()
             except (psycopg.Error, OSError) as error:
                 log.warning("notifications of leases: %s", error)
@@ -163,9 +164,14 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-async def _lock(connection: "psycopg.AsyncConnection[Any]", telling: "psycopg.AsyncConnection[Any]", key: str) -> None:
+async def _lock(
+    connection: "psycopg.AsyncConnection[Any]",
+    telling: "psycopg.AsyncConnection[Any]",
+    key: str,
+    interrupt: bool,
+) -> None:
     """Wait for the exclusive lock, and remind those that have the lease meanwhile."""
-    reminding = asyncio.create_task(_remind(telling))
+    reminding = asyncio.create_task(_remind(telling, key if interrupt else ""))
     try:
         await connection.execute("SELECT pg_advisory_lock(%s)", (number(key),))
     finally:
@@ -173,9 +179,10 @@ async def _lock(connection: "psycopg.AsyncConnection[Any]", telling: "psycopg.As
         await asyncio.gather(reminding, return_exceptions=True)
 
 
-async def _remind(connection: "psycopg.AsyncConnection[Any]") -> None:
+async def _remind(connection: "psycopg.AsyncConnection[Any]", interrupted: str) -> None:
+    """Say again and again that somebody waits, and which key is to be interrupted; empty = none."""
     while True:
-        await connection.execute(f"NOTIFY {CHANNEL}")
+        await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, interrupted))
         await asyncio.sleep(ASKING)
 
 

@@ -70,6 +70,13 @@ class Role(StrEnum):
     AUXILIARY = "auxiliary"
 
 
+class EngineKind(StrEnum):
+    """What an engine speaks."""
+
+    SGLANG = "sglang"
+    VLLM = "vllm"
+
+
 class Finish(StrEnum):
     """Why an engine stopped."""
 
@@ -121,12 +128,37 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Where a model is served. `max_in_flight` 0 = the gateway's setting."""
+
+    address: str
+    kind: EngineKind = EngineKind.SGLANG
+    max_in_flight: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedEngine:
+    """An engine that stays as long as its heartbeats come. `heartbeat_time` differs after each."""
+
+    model: ModelName
+    engine_id: str
+    engine: Engine
+    lease: Micros
+    heartbeat_time: Micros = Micros(0)
+
+    @property
+    def name(self) -> str:
+        """`models/{model}/engines/{engine}`."""
+        return f"models/{self.model}/engines/{self.engine_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One model. An empty `weight_version` means that any weights of its engines will do."""
+    """One model. An empty `weight_version` means that any weights of its engines will do; `engines` have no lease."""
 
     name: ModelName
     role: Role
-    engines: tuple[str, ...]
+    engines: tuple[Engine, ...]
     weight_version: str
     weights_path: str
     tokenizer_path: str
@@ -209,6 +241,17 @@ class Sampled:
     def count(self) -> int:
         """R."""
         return len(self.response) // 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What engines are asked: packed prompt ids [P], a sampling with all fields but the seed set, for whom, as what."""
+
+    model: ModelName
+    prompt: bytes
+    sampling: Sampling
+    rollout_id: RolloutId
+    call_id: CallId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

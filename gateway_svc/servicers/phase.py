@@ -32,18 +32,18 @@ class PhaseServicer(PhaseServiceServicer):
 
     async def SetPhase(self, request: pb.SetPhaseRequest, context: Context) -> pb.SetPhaseResponse:
         run_id, phase = names.run(request.run, "run"), convert.phase(request.phase)
-        key = f"runs/{run_id}"
+        key, interrupt = f"runs/{run_id}", convert.interrupts(request.in_flight)
 
         def move() -> None:
             if phase == Phase.ROLLOUT:
                 self._gates.open(key)
             else:
-                self._gates.close(key)
+                self._gates.close(key, interrupt=interrupt)
 
         once = convert.once("SetPhase", request.request_id, request)
         await self._catalog.refresh()
         await self._catalog.set_phase(run_id, phase, once, move)
         if phase == self._catalog.run(run_id).phase != Phase.ROLLOUT:
-            async with self._gates.empty(key):
+            async with self._gates.empty(key, interrupt=interrupt):
                 pass
         return pb.SetPhaseResponse(phase=convert.PHASES[phase])

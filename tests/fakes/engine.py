@@ -1,7 +1,8 @@
 """A small SGLang server for tests: the same paths, fields and manners as the real one, but the replies are scripted.
 
 In: HTTP requests as the gateway sends them, and a script (``reply``) from the test.
-Out: the JSON shapes recorded in ``sglang_shapes/``, and ``received``, everything that arrived, in order.
+Out: the JSON shapes recorded in ``sglang_shapes/``, and ``received``, everything that arrived, in order, but the
+gateway's looks at ``/health``, which come by themselves; ``checks`` counts those.
 Time is never used: a reply waits for the events named in its script, for ``/continue_generation`` or for nothing.
 
 Example::
@@ -57,7 +58,7 @@ class FakeEngine:
         self.received: list[Received] = []
         self.generations: dict[str, Generation] = {}  # by rid, finished ones too
         self.failures: dict[str, list[Failure]] = {}
-        self.flushes = 0
+        self.flushes = self.checks = 0
         self.loading = asyncio.Event()
         """New weights are loaded once this is set."""
         self.loading.set()
@@ -143,7 +144,10 @@ class FakeEngine:
             }
             return web.json_response(error, status=400)
         request[BODY] = body
-        self.received.append(Received(path=request.path, body=body))
+        if request.path == "/health":
+            self.checks += 1
+        else:
+            self.received.append(Received(path=request.path, body=body))
         await self._notify()
         if self.failures.get(request.path):
             failure = self.failures[request.path].pop(0)

@@ -12,14 +12,17 @@ from prometheus_client import CollectorRegistry
 
 from gateway_svc import rollouts
 from gateway_svc.catalog import Catalog
-from gateway_svc.engines.pool import Pool
-from gateway_svc.engines.sglang import connected
+from gateway_svc.engines.clients import connected
+from gateway_svc.engines.leased import Leased
+from gateway_svc.engines.pool import Limits, Pool
 from gateway_svc.generate import Generator
 from gateway_svc.phase import Gates
 from gateway_svc.recorder import Recorder
+from gateway_svc.sample import Sampler
 from gateway_svc.store import Store
 from gateway_svc.types import (
     Ask,
+    Engine,
     Micros,
     Mode,
     Model,
@@ -81,7 +84,7 @@ async def generating(tmp_path: Path, engine: FakeEngine, *, grace: float) -> Asy
     model = Model(
         name=name,
         role=Role.POLICY,
-        engines=(engine.url,),
+        engines=(Engine(address=engine.url),),
         weight_version="",
         weights_path="",
         tokenizer_path="",
@@ -103,19 +106,19 @@ async def generating(tmp_path: Path, engine: FakeEngine, *, grace: float) -> Asy
     await store.write(lambda tx: rollouts.create(tx, [spec], None))
     await store.write(lambda tx: rollouts.start(tx, ASK.rollout_id, "", None))
     ids = itertools.count()
-    async with connected(generate_timeout=60, control_timeout=60) as client:
+    gates, limits = Gates(lambda: 0.0), Limits(max_in_flight=0, max_waiting=0, spread=1.5)
+    async with connected(generate_timeout=60, control_timeout=60) as clients:
+        recorder = Recorder(CollectorRegistry(), Tracing())
+        pool = Pool(clients, Leased(store, lambda: 0.0), gates, limits, zero)
         made = Generator(
             store=store,
             catalog=catalog,
-            gates=Gates(lambda: 0.0),
-            pool=Pool(client),
-            client=client,
+            gates=gates,
+            sampler=Sampler(catalog, gates, pool, clients, recorder, tries=1, pause=0),
             clock=zero,
             new_id=lambda: f"c{next(ids)}",
-            tries=1,
-            pause=0,
             retry_grace=grace,
-            recorder=Recorder(CollectorRegistry(), Tracing()),
+            recorder=recorder,
         )
         yield made
         await made.close()

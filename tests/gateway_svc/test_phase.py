@@ -26,8 +26,8 @@ class Clock:
 
 async def test_an_open_gate_admits_at_once_and_counts() -> None:
     gates = Gates(Clock())
-    async with gates.admitted(KEYS, 1.0) as held:
-        assert (held, gates.in_flight("runs/r"), gates.in_flight("models/m")) == (0.0, 1, 1)
+    async with gates.admitted(KEYS, 1.0) as admission:
+        assert (admission.held, gates.in_flight("runs/r"), gates.in_flight("models/m")) == (0.0, 1, 1)
     assert gates.in_flight("runs/r") == 0
 
 
@@ -38,8 +38,8 @@ async def test_a_closed_gate_holds_until_all_its_keys_are_open() -> None:
     gates.close("models/m")
 
     async def pass_through() -> float:
-        async with gates.admitted(KEYS, 60.0) as held:
-            return held
+        async with gates.admitted(KEYS, 60.0) as admission:
+            return admission.held
 
     waiting = asyncio.create_task(pass_through())
     await asyncio.sleep(0)

@@ -17,9 +17,21 @@ from whippletree.errors import (
 )
 
 
-def published(version: str = "v1", path: str = "", **fields: str) -> model_pb2.PublishWeightsRequest:
-    asked = {"name": "models/tiny", "weight_version": version, "weights_path": path or f"weights/{version}"} | fields
-    return model_pb2.PublishWeightsRequest(**asked)
+def published(
+    version: str = "v1",
+    path: str = "",
+    *,
+    name: str = "models/tiny",
+    request_id: str = "",
+    in_flight: phase_pb2.InFlight.ValueType = phase_pb2.IN_FLIGHT_FINISH,
+) -> model_pb2.PublishWeightsRequest:
+    return model_pb2.PublishWeightsRequest(
+        name=name,
+        weight_version=version,
+        weights_path=path or f"weights/{version}",
+        request_id=request_id,
+        in_flight=in_flight,
+    )
 
 
 def versions(answer: inference_pb2.GenerateResponse) -> list[str]:
@@ -37,9 +49,9 @@ async def test_new_weights_are_loaded_flushed_and_used(ready: RunningGateway, en
 
 
 async def test_publishing_the_same_version_again_does_nothing(ready: RunningGateway, engine: FakeEngine) -> None:
-    first = await ready.models.PublishWeights(published(request_id="p"))
-    assert await ready.models.PublishWeights(published(request_id="p")) == first
-    assert await ready.models.PublishWeights(published()) == first
+    for again in (published(request_id="p"), published(request_id="p"), published()):
+        model = (await ready.models.PublishWeights(again)).model
+        assert (model.weight_version, model.weights_path) == ("v1", "weights/v1")
     assert len(engine.requests("/update_weights_from_disk")) == 1
     async with refused(AlreadyExistsError):
         await ready.models.PublishWeights(published(path="elsewhere"))
@@ -113,11 +125,17 @@ async def test_an_engine_that_missed_a_publish_catches_up_before_it_is_used(
         assert {one.address: one.weight_version for one in model.engines} == {engine.url: "v1", other.url: ""}
         engine.reply = other.reply = lambda ids: Reply([5], gates={0: gate})
         gate = asyncio.Event()
-        both = [asyncio.create_task(gateway.generate("a", [1])) for _ in range(2)]
+        while len({one.weight_version for one in (await get_model(gateway)).engines}) > 1:
+            pass
+        calls = [asyncio.create_task(gateway.generate("a", [1])) for _ in range(4)]
         await asyncio.gather(engine.wait_received("/generate"), other.wait_received("/generate"))
         gate.set()
-        assert [versions(await one) for one in both] == [["v1"], ["v1"]]
+        assert [versions(await one) for one in calls] == [["v1"]] * 4
         assert other.weight_version == "v1"
+
+
+async def get_model(gateway: RunningGateway) -> model_pb2.Model:
+    return (await gateway.models.GetModel(model_pb2.GetModelRequest(name="models/tiny"))).model
 
 
 async def test_an_engine_that_was_restarted_gets_the_newest_weights(ready: RunningGateway, engine: FakeEngine) -> None:

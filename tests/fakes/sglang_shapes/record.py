@@ -23,8 +23,8 @@ LONG = {"max_new_tokens": 150, "temperature": 1.0, "ignore_eos": True}
 class Recorder:
     """Sends requests to one server and keeps the answers that have a case's name."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, hide: str) -> None:
-        self._session, self._url, self._hide = session, url, hide
+    def __init__(self, session: aiohttp.ClientSession, url: str, hide: str, folder: Path = HERE) -> None:
+        self._session, self._url, self._hide, self._folder = session, url, hide, folder
 
     async def call(self, path: str, request: object, case: str = "", method: str = "POST") -> object:
         """Send one request; ``request`` is JSON, or text that is sent as it is. With a case: write the file."""
@@ -47,7 +47,7 @@ class Recorder:
             }
             written = json.dumps(record).replace(self._hide, "MODELS")
             written = re.sub(r'File \\"[^"]*site-packages/', r'File \\"', written)
-            (HERE / f"{case}.json").write_text(written + "\n")
+            (self._folder / f"{case}.json").write_text(written + "\n")
         return body
 
     def start(self, rid: str, case: str) -> "asyncio.Task[object]":
