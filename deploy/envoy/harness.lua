@@ -40,6 +40,8 @@ function envoy_on_request(handle)
     headers:replace("whippletree-rollout", rollout)
     dialect = rest:match("^attempt/[^/]*/mode/[^/]*/(%a+)")
     if SHAPES[dialect] == nil then dialect = "openai" end
+  elseif SHAPES[dialect] ~= nil then
+    headers:remove("whippletree-rollout") -- the token says it, not the harness
   end
   if headers:get(":method") == "HEAD" then return end -- its answer must not get a body
   if SHAPES[dialect] ~= nil then handle:streamInfo():dynamicMetadata():set("whippletree", "dialect", dialect) end

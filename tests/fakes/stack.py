@@ -11,6 +11,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -97,24 +98,30 @@ class Envoy:
 
 @contextlib.asynccontextmanager
 async def envoy(
-    *, gateway: str, bridge: str, folder: Path, replacing: tuple[tuple[str, str], ...] = ()
+    *, gateway: str, bridge: str, folder: Path, replacing: tuple[tuple[str, str], ...] = (), **values: Any
 ) -> AsyncIterator[str]:
     """As `running_envoy`; yields its base URL alone."""
-    async with running_envoy(gateway=gateway, bridge=bridge, folder=folder, replacing=replacing) as running:
+    async with running_envoy(gateway=gateway, bridge=bridge, folder=folder, replacing=replacing, **values) as running:
         yield running.url
 
 
 @contextlib.asynccontextmanager
 async def running_envoy(
-    *, gateway: str, bridge: str, folder: Path, replacing: tuple[tuple[str, str], ...] = ()
+    *, gateway: str, bridge: str, folder: Path, replacing: tuple[tuple[str, str], ...] = (), **given: Any
 ) -> AsyncIterator[Envoy]:
     """Start Envoy with the product's templates and wait until it is ready.
 
-    `replacing` shortens times and limits in the templates for tests of what takes minutes.
+    `replacing` shortens times and limits in the templates for tests of what takes minutes; `given` are fields of
+    EnvoyValues. Nobody is asked for a token unless they say so.
     """
     texts = replaced(templates(), replacing)
     values = EnvoyValues(
-        listen="127.0.0.1:0", admin="127.0.0.1:0", gateway=gateway, bridge=bridge, access_log=str(folder / "access.log")
+        listen="127.0.0.1:0",
+        admin="127.0.0.1:0",
+        gateway=gateway,
+        bridge=bridge,
+        access_log=str(folder / "access.log"),
+        **({"insecure_dev": True} | given),
     )
     config, admin_file, log = folder / "envoy", folder / "envoy.admin", folder / "envoy.log"
     write(render(texts, values, config), config)

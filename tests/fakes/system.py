@@ -57,7 +57,7 @@ async def system(
     """
     async with (
         served(folder, joint=joint, keys=keys, stream=stream, **changes) as (gateway, bridge, engine),
-        envoy(gateway=gateway.address, bridge=bridge, folder=folder) as url,
+        envoy(gateway=gateway.address, bridge=bridge, folder=folder, insecure_dev=keys is None) as url,
     ):
         yield System(url=url, gateway=gateway, engine=engine)
 

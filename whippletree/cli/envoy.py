@@ -8,9 +8,13 @@ replicas without a restart and without the loss of a call. Port 0 is allowed: En
 import ipaddress
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from string import Template
+
+from whippletree.cli import envoy_tls
+from whippletree.settings import ClientTls, ServerTls, is_loopback
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "envoy"
 """Templates, Lua filter and descriptor set."""
@@ -34,6 +38,12 @@ class EnvoyValues:
     """One JSON line per request; /dev/null = none."""
     folder: Path = FOLDER
     """Where harness.lua and whippletree.pb lie."""
+    insecure_dev: bool = False
+    """Nobody is asked for a token; `listen` must be on the loopback then."""
+    tls: ServerTls = field(default_factory=ServerTls)
+    """TLS towards clients."""
+    upstream_tls: ClientTls = field(default_factory=ClientTls)
+    """TLS towards gateway and bridge."""
 
 
 def templates(folder: Path = FOLDER) -> dict[str, str]:
@@ -44,12 +54,19 @@ def templates(folder: Path = FOLDER) -> dict[str, str]:
 def render(texts: Mapping[str, str], values: EnvoyValues, config: Path) -> dict[str, str]:
     """Every file of the configuration that will lie in `config`, by name; those that others refer to come first.
 
-    KeyError where a template has a placeholder that is not known.
+    KeyError where a template has a placeholder that is not known, ValueError where others than this machine would be
+    served without identity.
     """
+    if values.insecure_dev and not is_loopback(values.listen):
+        raise ValueError(f"without keys only the loopback may be served, not {values.listen}")
     filled = {"ACCESS_LOG": values.access_log, "FOLDER": str(values.folder), "CONFIG": str(config)}
     for name, address in (("LISTEN", values.listen), ("ADMIN", values.admin)):
         host, port = _split(address)
         filled[f"{name}_ADDRESS"], filled[f"{name}_PORT"] = host, str(port)
+    filled["IDENTITY"] = "identity_off.yaml" if values.insecure_dev else "identity.yaml"
+    filled["KEYS_SOCKET"] = f"@whippletree-{sha256(str(config).encode()).hexdigest()[:16]}"  # no file, no port
+    filled["DOWNSTREAM_TLS"] = envoy_tls.downstream(values.tls)
+    filled["UPSTREAM_TLS"] = envoy_tls.upstream(values.upstream_tls)
     files: dict[str, str] = {}
     for name, addresses in (("gateway", values.gateway), ("bridge", values.bridge)):
         replicas = [_split(address) for address in addresses.split(",")]

@@ -96,6 +96,7 @@ def envoy_values(layout: Layout) -> EnvoyValues:
         gateway=_at(layout.ports.gateway),
         bridge=_at(layout.ports.bridge),
         access_log=str(layout.run_dir / "logs" / "access.log"),
+        insecure_dev=layout.insecure_dev,
     )
 
 

@@ -1,5 +1,6 @@
 """What of the configuration cannot be shown by a test of a few seconds, and the pure functions around it."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import yaml  # type: ignore[import-untyped]
 from google.api import annotations_pb2
 from google.protobuf import descriptor_pb2, descriptor_pool
 
+from openai_bridge.key_set import AGE
 from whippletree import contract
 from whippletree.cli.envoy import FOLDER, EnvoyValues, arguments, listening_port, render, templates, write
+from whippletree.identity.folder import SETTLING
 
 CONFIG = Path("/run/envoy")
 VALUES = EnvoyValues(
@@ -24,7 +27,11 @@ def resources(name: str) -> list[dict[str, Any]]:
 
 
 def manager() -> dict[str, Any]:
-    (listener,) = resources("listeners.yaml")
+    return manager_of(VALUES)
+
+
+def manager_of(values: EnvoyValues) -> dict[str, Any]:
+    listener, _ = yaml.safe_load(render(templates(), values, CONFIG)["listeners.yaml"])["resources"]
     found: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
     return found
 
@@ -45,7 +52,7 @@ def places(assignment: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def test_the_port_is_filled_in() -> None:
-    (listener,) = resources("listeners.yaml")
+    listener, _ = resources("listeners.yaml")
     assert listener["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 8080}
 
 
@@ -75,6 +82,33 @@ def test_files_are_replaced_whole_and_only_where_they_say_something_else(tmp_pat
     assert set(after) == {"a.yaml", "b.yaml"}
     assert after["a.yaml"] == before["a.yaml"]
     assert after["b.yaml"] != before["b.yaml"]
+
+
+def identity(values: EnvoyValues) -> dict[str, Any]:
+    (source,) = [f["config_discovery"] for f in manager_of(values)["http_filters"] if f["name"] == "identity"]
+    path = Path(source["config_source"]["path_config_source"]["path"])
+    (found,) = yaml.safe_load(render(templates(), values, CONFIG)[path.name])["resources"]
+    config: dict[str, Any] = found["typed_config"]
+    return config
+
+
+def test_the_door_asks_for_tokens_unless_it_is_told_not_to() -> None:
+    rules = identity(VALUES)["rules"]
+    assert rules[-1] == {"match": {"prefix": "/"}, "requires": {"provider_name": "gateway"}}
+    assert [rule for rule in rules if "requires" not in rule and rule["match"] == {"prefix": "/"}] == []
+    assert "rules" not in identity(dataclasses.replace(VALUES, insecure_dev=True))
+
+
+def test_without_identity_others_than_this_machine_are_not_served() -> None:
+    values = dataclasses.replace(VALUES, listen="0.0.0.0:8080", insecure_dev=True)
+    with pytest.raises(ValueError, match="only the loopback may be served"):
+        render(templates(), values, CONFIG)
+
+
+def test_keys_are_read_again_before_a_new_one_signs() -> None:
+    keys = identity(VALUES)["providers"]["gateway"]["remote_jwks"]
+    assert float(keys["cache_duration"].removesuffix("s")) + 30 < SETTLING
+    assert AGE + 30 < SETTLING
 
 
 def test_no_time_limit_cuts_a_silent_generation() -> None:
