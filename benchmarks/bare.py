@@ -12,7 +12,8 @@ from typing import Any
 from google.api.httpbody_pb2 import HttpBody
 from whippletree.v1 import bridge_pb2_grpc
 
-from whippletree.serve import Service, listening, until_signal
+from whippletree.serve import Service, listening
+from whippletree.stop import until_signal
 
 BODY = b'{"choices":[{"message":{"role":"assistant","content":"%s"}}]}' % (b"word " * 100)
 
