@@ -232,8 +232,9 @@ async def test_a_refusal_of_the_engine_is_not_repeated(ready: RunningGateway, en
         Reply([5, 6], logprobs=[-0.5, float("-inf")]),
         Reply([5, 2000]),
         Reply([5], finish={"type": "abort", "message": "Aborted"}),
+        Reply([], finish={"type": "abort", "message": "Aborted"}),
     ],
-    ids=["nan", "infinite", "vocabulary", "aborted"],
+    ids=["nan", "infinite", "vocabulary", "aborted", "aborted before the first token"],
 )
 async def test_a_bad_answer_is_never_recorded(ready: RunningGateway, engine: FakeEngine, reply: Reply) -> None:
     good = Reply([5, 6])

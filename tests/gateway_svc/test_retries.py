@@ -207,6 +207,19 @@ async def test_a_retry_is_of_its_own_attempt_and_of_a_running_one(ready: Running
         await ask(ready, "r4", retry=True, attempt=2)
 
 
+async def test_equal_requests_of_two_rollouts_have_nothing_to_do_with_one_another(
+    ready: RunningGateway, engine: FakeEngine
+) -> None:
+    await ready.create_rollout("b")
+    first = await ask(ready, "r1", key="session")
+    await lost(ready, "r1")
+    other = await ask(ready, "r2", key="session", retry=True, rollout="b")
+    assert other != first
+    assert await ask(ready, "r3", key="session", retry=True) == first
+    assert await recorded(ready) == [first]
+    assert len(engine.requests("/generate")) == 2
+
+
 async def test_without_grace_nothing_waits(tmp_path: Path, engine: FakeEngine) -> None:
     engine.reply = lambda ids: Reply([5], gates={0: asyncio.Event()})
     async with running_gateway(tmp_path, retry_grace=0.0) as gateway:
