@@ -71,13 +71,14 @@ class Draft:
     call_id: CallId
     head: CallHead
     match: prefix.Match
+    prompt: prefix.Hashed
     sampled: Sampled
     siblings: bool = False
 
 
-def parent(connection: Connection, rollout: int, attempt: int, prompt: bytes) -> prefix.Match:
+def parent(connection: Connection, rollout: int, attempt: int, prompt: prefix.Hashed) -> prefix.Match:
     """Which call of the attempt the prompt continues. Calls are looked at from the longest on, a few at first."""
-    keys, offset, size = {"rollout": rollout, "attempt": attempt, "most": len(prompt) // 4}, 0, FIRST_LOOK
+    keys, offset, size = {"rollout": rollout, "attempt": attempt, "most": len(prompt.prompt) // 4}, 0, FIRST_LOOK
     while True:
         rows = _LONGEST.all(connection, keys | {"size": size, "offset": offset})
         match = prefix.longest(
@@ -133,7 +134,7 @@ def record(tx: Transaction, draft: Draft) -> Event:
     )
     keys: dict[str, Any] = {"sequence": sequence, "rollout": rollout.ordinal, "attempt": ask.attempt}
     keys["parent"] = found.key if found else None
-    digest = prefix.digest(ask.prompt, sampled.response)
+    digest = draft.prompt.followed_by(sampled.response).digest()
     _INSERT.run(tx.connection, _row(call) | keys | {"digest": digest})
     requests.remember(tx, ask.once, orjson.dumps(sequence))
     return Event(rollout_id=ask.rollout_id, sequence=sequence, attempt=ask.attempt, create_time=tx.now, payload=call)

@@ -7,7 +7,9 @@ from gateway_svc import names, retry
 from gateway_svc.convert import duration, once, timestamp
 from gateway_svc.convert_models import ROLES
 from gateway_svc.convert_sampling import asked_from_pb, sampling_to_pb
-from gateway_svc.types import Ask, Delivery, Event, Finish, Log, Mode, ModelCall, Note, Repeat, Reward, View
+from gateway_svc.prefix import Hashed
+from gateway_svc.recent import Recent
+from gateway_svc.types import Ask, Delivery, Event, Finish, Log, Mode, ModelCall, Note, Once, Repeat, Reward, View
 from whippletree.errors import InvalidFieldError
 from whippletree.tokens import unpack_floats, unpack_ids
 
@@ -56,24 +58,36 @@ def payload(request: event_pb2.AppendEventRequest) -> Reward | Note | Log:
             raise InvalidFieldError("one of reward, note, log is needed", field="payload")
 
 
-def ask(request: inference_pb2.GenerateRequest) -> Ask:
+def ask(request: inference_pb2.GenerateRequest, recent: Recent) -> Ask:
     """One request for a response."""
     if request.mode not in _MODES:
         raise InvalidFieldError("mode is unknown", field="mode")
+    rollout_id = names.rollout(request.rollout, "rollout")
+    prompt = request.prompt_token_ids
+    hashed = recent.hashed((rollout_id, request.attempt), prompt)
     return Ask(
-        rollout_id=names.rollout(request.rollout, "rollout"),
+        rollout_id=rollout_id,
         attempt=request.attempt,
         mode=_MODES[request.mode],
         model=names.model(request.model, "model") if request.model else "",
-        prompt=request.prompt_token_ids,
+        prompt=prompt,
+        hashed=hashed,
         sampling=asked_from_pb(request.sampling),
         asked_sampling=request.asked_sampling,
         dialect=request.dialect,
         choice_index=request.choice_index,
-        once=once("Generate", request.request_id, request),
+        once=_once(request, hashed),
         repeat=_repeat(request, _MODES[request.mode]),
         choice_count=request.choice_count or 1,
     )
+
+
+def _once(request: inference_pb2.GenerateRequest, prompt: Hashed) -> Once | None:
+    """The prompt has been read already: its digest stands for it."""
+    brief = inference_pb2.GenerateRequest()
+    brief.CopyFrom(request)
+    brief.prompt_token_ids = prompt.digest
+    return once("Generate", request.request_id, brief)
 
 
 def _repeat(request: inference_pb2.GenerateRequest, mode: Mode) -> Repeat | None:

@@ -17,6 +17,7 @@ from gateway_svc.catalog import Catalog
 from gateway_svc.engines.client import RESERVED
 from gateway_svc.flights import Flight, Flights
 from gateway_svc.phase import Gates
+from gateway_svc.recent import Recent
 from gateway_svc.recorder import Recorder, told
 from gateway_svc.sample import Sampler
 from gateway_svc.store import Store
@@ -81,6 +82,8 @@ class Generator:
         self._store, self._catalog, self._gates, self._sampler = store, catalog, gates, sampler
         self._clock, self._new_id = clock, new_id
         self._flights, self._claimed, self._recorder = Flights(grace=retry_grace), claimed, recorder
+        self.recent = Recent()
+        """What was recorded last, for whoever reads prompts."""
 
     async def generate(self, ask: Ask) -> Event:
         """Sample, record, answer. Raises the errors that `inference.proto` names."""
@@ -116,7 +119,8 @@ class Generator:
     async def _run(self, ask: Ask, left: Callable[[], bool]) -> Event:
         """`left()` = nobody waits any more."""
         begin = self._clock()
-        seen = await self._look(ask, left)
+        prompt = ask.hashed or prefix.hashed(ask.prompt)
+        seen = await self._look(ask, prompt, left)
         if seen.earlier is not None:
             return seen.earlier
         await self._catalog.refresh()
@@ -127,7 +131,7 @@ class Generator:
         keys = (f"runs/{run.run_id}", f"models/{name}")
         async with self._gates.admitted(keys, run.max_hold / 1e6) as admission:
             if admission.held:
-                seen = await self._look(ask, left)
+                seen = await self._look(ask, prompt, left)
                 if seen.earlier is not None:
                     return seen.earlier
             self._store.check_room()
@@ -158,14 +162,17 @@ class Generator:
                 checksum=zlib.crc32(found.logprobs),
             )
             siblings = seen.siblings or ask.choice_count > 1
-            draft = calls.Draft(ask=ask, call_id=call_id, head=head, match=seen.match, sampled=found, siblings=siblings)
+            draft = calls.Draft(
+                ask=ask, call_id=call_id, head=head, match=seen.match, prompt=prompt, sampled=found, siblings=siblings
+            )
             event = await self._store.write(lambda tx: turns.record(tx, draft, seen.ordinal, lost=left()))
             self._recorder.generated(event)
+            self.recent.add((ask.rollout_id, ask.attempt), prompt, found.response)
             return event
 
-    async def _look(self, ask: Ask, left: Callable[[], bool]) -> _Seen:
+    async def _look(self, ask: Ask, prompt: prefix.Hashed, left: Callable[[], bool]) -> _Seen:
         """Raises NotFoundError, RequestIdReusedError, StaleAttemptError, RolloutEndedError."""
-        seen = await self._store.look(lambda connection: _look(connection, ask))
+        seen = await self._store.look(lambda connection: _look(connection, ask, prompt))
         if seen.retried:
             seen = replace(seen, earlier=await self._store.write(lambda tx: turns.take_over(tx, ask, lost=left())))
         if seen.earlier is not None:
@@ -205,7 +212,7 @@ def resolve(ask: Ask, run: Run, model: Model, room: int) -> sampling.Used:
     return sampling.used(mode=ask.mode, role=model.role, run=run, asked=asked, asked_json=ask.asked_sampling, room=room)
 
 
-def _look(connection: Connection, ask: Ask) -> _Seen:
+def _look(connection: Connection, ask: Ask, prompt: prefix.Hashed) -> _Seen:
     """Raises NotFoundError, RequestIdReusedError, StaleAttemptError, RolloutEndedError."""
     if (earlier := requests.first_answer(connection, ask.once)) is not None:
         event = calls.replayed(connection, earlier)
@@ -221,7 +228,7 @@ def _look(connection: Connection, ask: Ask) -> _Seen:
     rollout_state.check_writable(rollout, ask.attempt, f"rollouts/{ask.rollout_id}")
     equal = turns.equal(connection, rollout.ordinal, ask)
     retried = turns.retried(connection, equal, ask) is not None
-    match = calls.parent(connection, rollout.ordinal, ask.attempt, ask.prompt)
+    match = calls.parent(connection, rollout.ordinal, ask.attempt, prompt)
     return _Seen(
         earlier=None,
         retried=retried,

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from gateway_svc.prefix import Hashed
+
 RolloutId = NewType("RolloutId", str)
 RunId = NewType("RunId", str)
 ModelName = NewType("ModelName", str)
@@ -370,5 +372,7 @@ class Ask:
     once: Once | None = field(default=None)
     repeat: Repeat | None = None
     """None = no retries are recognised."""
+    hashed: Hashed | None = field(default=None, compare=False)
+    """The prompt's hash, where it is known already."""
     choice_count: int = 1
     """How many requests like this one, by their `choice_index`, ask for a response to the prompt."""

@@ -25,7 +25,7 @@ class InferenceServicer(InferenceServiceServicer):
         self._generator, self._store = generator, store
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        ask = convert_calls.ask(request)
+        ask = convert_calls.ask(request, self._generator.recent)
         call = (await self._generator.generate(ask)).payload
         assert isinstance(call, ModelCall)
         return pb.GenerateResponse(
