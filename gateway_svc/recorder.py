@@ -7,11 +7,12 @@ reasons; never a rollout.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, SpanKind
 from prometheus_client import CollectorRegistry
 
 from gateway_svc.types import Ask, Event, ModelCall
 from whippletree.errors import WhippletreeError
+from whippletree.log import IDS
 from whippletree.metrics import Families
 from whippletree.tracing import Attributes, Tracing
 
@@ -93,7 +94,8 @@ class Recorder:
     @contextmanager
     def asking(self, engine: str) -> Iterator[None]:
         """One question to an engine, until it ends, however it ends."""
-        with self._requests.of(engine).time(), self.tracing.span("engine", attributes={"whippletree.engine": engine}):
+        about: Attributes = {"server.address": engine, "whippletree.call": IDS.get().call}
+        with self._requests.of(engine).time(), self.tracing.span("engine", SpanKind.CLIENT, about):
             yield
 
     def engine_failed(self, engine: str, cause: str) -> None:
@@ -120,6 +122,7 @@ def told(span: Span, event: Event) -> None:
             "gen_ai.usage.output_tokens": call.response_count,
             "gen_ai.response.finish_reasons": (head.finish,),
             "gen_ai.response.id": call.call_id,
+            "whippletree.run": IDS.get().run,
             "whippletree.call": call.call_id,
             "whippletree.held_seconds": head.hold / 1e6,
             "whippletree.weight_version": head.spans[-1].weight_version if head.spans else "",

@@ -109,7 +109,7 @@ class GatewaySettings(ReplicaSettings):
     doubled with each retry that came, to 8 at most. The official clients come back first after 0.4 to 0.5 s."""
     watch_patience: float = Field(default=60.0, gt=0)
     """Seconds that a watcher may take for one message; then its watch ends with OVERLOADED, to be resumed."""
-    telemetry: TracingSettings = TracingSettings()
+    telemetry: TracingSettings = Field(default_factory=TracingSettings)
     """Where traces are sent."""
 
     @model_validator(mode="after")

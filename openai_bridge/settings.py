@@ -1,5 +1,6 @@
 """Settings of the bridge: TOML < `BRIDGE_...` in the environment < argument."""
 
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from whippletree.settings import AccessSettings, ReplicaSettings, Section, TracingSettings
@@ -50,5 +51,5 @@ class BridgeSettings(ReplicaSettings):
     generation: GenerationSettings = GenerationSettings()
     stream: StreamSettings = StreamSettings()
     delivery: DeliverySettings = DeliverySettings()
-    telemetry: TracingSettings = TracingSettings()
+    telemetry: TracingSettings = Field(default_factory=TracingSettings)
     """Where traces are sent."""

@@ -1,6 +1,6 @@
 -- Before the transcoder in the chain: sees requests before it and answers after it.
--- Request: the rollout of a harness's path becomes the header that Envoy hashes on and every log line carries; its dialect
--- is noted.
+-- Request: rollout and attempt of a harness's path become headers, which Envoy hashes on and every log line and trace
+-- carries; its dialect is noted.
 -- Answer: the bridge's `x-http-code` becomes the status; any other error on a harness's path gets the dialect's shape.
 
 local OPENAI = {
@@ -38,6 +38,7 @@ function envoy_on_request(handle)
   local rollout, rest = path:match("^/proxy/rollout/([^/?]+)/(.*)")
   if rollout ~= nil then
     headers:replace("whippletree-rollout", rollout)
+    headers:replace("whippletree-attempt", rest:match("^attempt/([^/?]*)") or "")
     dialect = rest:match("^attempt/[^/]*/mode/[^/]*/(%a+)")
     if SHAPES[dialect] == nil then dialect = "openai" end
   elseif SHAPES[dialect] ~= nil then

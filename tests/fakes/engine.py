@@ -36,6 +36,8 @@ class Received:
 
     path: str
     body: Body
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Names in lower case."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,10 @@ class Failure:
     status: int = 500
     body: Body = dataclasses.field(default_factory=lambda: {"error": {"message": "scripted failure"}})
     drop: bool = False
+
+
+def _headers(request: web.Request) -> dict[str, str]:
+    return {name.lower(): value for name, value in request.headers.items()}
 
 
 class FakeEngine:
@@ -147,7 +153,7 @@ class FakeEngine:
         if request.path == "/health":
             self.checks += 1
         else:
-            self.received.append(Received(path=request.path, body=body))
+            self.received.append(Received(path=request.path, body=body, headers=_headers(request)))
         await self._notify()
         if self.failures.get(request.path):
             failure = self.failures[request.path].pop(0)

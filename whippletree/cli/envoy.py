@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from string import Template
 
-from whippletree.cli import envoy_tls
+from whippletree.cli import envoy_tls, envoy_tracing
 from whippletree.settings import ClientTls, ServerTls, is_loopback
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "envoy"
@@ -44,6 +44,10 @@ class EnvoyValues:
     """TLS towards clients."""
     upstream_tls: ClientTls = field(default_factory=ClientTls)
     """TLS towards gateway and bridge."""
+    otlp: str = ""
+    """An OpenTelemetry collector, `http://host:port` of its OTLP over gRPC; empty = no traces."""
+    trace_ratio: float = 1.0
+    """Share of the requests that begin a trace; one whose client traces is traced as the client says."""
 
 
 def templates(folder: Path = FOLDER) -> dict[str, str]:
@@ -67,6 +71,8 @@ def render(texts: Mapping[str, str], values: EnvoyValues, config: Path) -> dict[
     filled["KEYS_SOCKET"] = f"@whippletree-{sha256(str(config).encode()).hexdigest()[:16]}"  # no file, no port
     filled["DOWNSTREAM_TLS"] = envoy_tls.downstream(values.tls)
     filled["UPSTREAM_TLS"] = envoy_tls.upstream(values.upstream_tls)
+    filled["TRACING"] = envoy_tracing.tracing(values.otlp, values.trace_ratio)
+    filled["OTLP_CLUSTER"] = envoy_tracing.cluster(values.otlp)
     files: dict[str, str] = {}
     for name, addresses in (("gateway", values.gateway), ("bridge", values.bridge)):
         replicas = [_split(address) for address in addresses.split(",")]
