@@ -53,7 +53,7 @@ class Pool:
         self._verified: dict[str, str] = {}
         self._seen: dict[str, Micros] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._lines: defaultdict[ModelName, deque[asyncio.Future[None]]] = defaultdict(deque)
+        self._lines: defaultdict[ModelName, deque[asyncio.Event]] = defaultdict(deque)
 
     def engines(self, model: Model) -> list[Engine]:
         """The engines that may get generations of this model."""
@@ -179,28 +179,23 @@ class Pool:
         line = self._lines[model.name]
         if len(line) >= self._limits.max_waiting:
             raise OverloadedError(f"all engines of models/{model.name} are full", retry_after=RETRY_AFTER)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turn = asyncio.Event()
         line.append(turn)
-        admission.told = lambda: _done(turn)
+        admission.told = turn.set
         try:
             while True:
-                await turn
+                await turn.wait()
+                turn.clear()
                 if self._gates.closed(admission):
                     raise GatesClosedError
                 if line[0] is turn and (engine := self._choose(model, affinity, avoid)) is not None:
                     return engine
-                turn = line[line.index(turn)] = asyncio.get_running_loop().create_future()
         finally:
             admission.told = nobody
             line.remove(turn)
             _next(line)
 
 
-def _next(line: deque[asyncio.Future[None]]) -> None:
+def _next(line: deque[asyncio.Event]) -> None:
     if line:
-        _done(line[0])
-
-
-def _done(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
+        line[0].set()

@@ -60,6 +60,12 @@ def test_one_process_may_be_gateway_and_bridge(tmp_path: Path) -> None:
     assert plan.bridges(made) == []
 
 
+def test_an_engine_that_runs_elsewhere_is_allowed_to_the_gateway(tmp_path: Path) -> None:
+    command = plan.gateway(layout(tmp_path, "http://elsewhere.test:30000")).command
+    assert command[command.index("--engine.allowed") + 1] == '["elsewhere.test:30000"]'
+    assert "--engine.allowed" not in plan.gateway(layout(tmp_path)).command
+
+
 def test_the_model_is_registered_with_what_its_config_says(tmp_path: Path) -> None:
     write_model(tmp_path, {"max_position_embeddings": 512, "vocab_size": 704})
     model = plan.model(layout(tmp_path))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from whippletree.cli import identity
 from whippletree.cli.console import UserError
@@ -67,6 +68,8 @@ def gateway(layout: Layout) -> Part:
     record = (f"--{prefix}store.path", str(layout.run_dir / "record.db"))
     keys = (f"--{prefix}identity.folder", str(identity.keys_folder(layout.run_dir)))
     arguments = record if layout.insecure_dev else (*record, *keys)
+    if layout.engine_url:  # whoever starts the system names it, so the gateway may go there
+        arguments = (*arguments, f"--{prefix}engine.allowed", json.dumps([urlsplit(layout.engine_url).netloc]))
     if layout.together:
         arguments = (*arguments, "--gateway.notice", "0")
         return _service(layout, "together", "whippletree.cli.together", port, arguments, setting="gateway", grace=30.0)

@@ -1,0 +1,118 @@
+"""Where engines may be."""
+
+import pytest
+from pydantic import ValidationError
+
+from gateway_svc.engines.allowed import LOOPBACK, check, pattern
+from gateway_svc.settings import EngineSettings
+from whippletree.errors import InvalidFieldError
+
+DEFAULT = tuple(pattern(text) for text in LOOPBACK)
+
+
+def allows(url: str, *patterns: str) -> bool:
+    try:
+        check(url, [pattern(text) for text in patterns] if patterns else DEFAULT, "engine.address")
+    except InvalidFieldError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:30000",
+        "http://localhost:1",
+        "https://127.1.2.3",
+        "http://[::1]:8000",
+        "http://LOCALHOST./base",
+    ],
+)
+def test_this_machine_is_allowed_by_default(url: str) -> None:
+    assert allows(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://192.0.2.7:30000",
+        "http://example.com",
+        "http://localhost.example.com",
+        "http://127.0.0.1.example.com",
+        "http://[2001:db8::1]",
+        "http://2130706433",
+        "http://0x7f000001:80",
+        "http://127.1",
+    ],
+)
+def test_everything_else_is_not(url: str) -> None:
+    assert not allows(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254",
+        "http://[fe80::1]:80",
+        "http://[::ffff:169.254.169.254]",
+        "http://0.0.0.0",
+        "http://224.0.0.1",
+    ],
+)
+def test_link_local_and_its_like_are_refused_whatever_the_patterns_say(url: str) -> None:
+    assert not allows(url, "0.0.0.0/0", "[::]/0")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://127.0.0.1",
+        "http://",
+        "127.0.0.1:30000",
+        "http://127.0.0.1:99999",
+        "http://user:word@127.0.0.1",
+        "http://127.0.0.1/?a=b",
+        "http://127.0.0.1/#a",
+        "http://127.0.0.1 /",
+        "http://127.0.0.1\r\nhost: x",
+        "http://127.0.0.1@example.com",
+        "http://example.com\\@127.0.0.1",
+    ],
+)
+def test_what_is_no_plain_base_url_is_refused(url: str) -> None:
+    assert not allows(url)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "url", "allowed"),
+    [
+        (["192.0.2.0/24"], "http://192.0.2.7:30000", True),
+        (["192.0.2.0/24"], "http://192.0.3.7:30000", False),
+        (["192.0.2.7:30000"], "http://192.0.2.7:30000", True),
+        (["192.0.2.7:30000"], "http://192.0.2.7:30001", False),
+        (["192.0.2.0/24:30000-30010"], "http://192.0.2.1:30010", True),
+        (["192.0.2.0/24:30000-30010"], "http://192.0.2.1:30011", False),
+        (["[2001:db8::]/32:8000"], "http://[2001:db8::5]:8000", True),
+        (["[2001:db8::5]:8000"], "http://[2001:db8::6]:8000", False),
+        (["engine-1.test"], "http://Engine-1.test:1", True),
+        (["*.engines.test"], "http://a.engines.test:1", True),
+        (["*.engines.test"], "http://engines.test:1", False),
+        (["*.engines.test"], "http://a.b.engines.test:1", False),
+        (["*.engines.test"], "http://engines.test.example.com", False),
+        (["a.test:80", "b.test"], "http://a.test", True),
+        (["a.test:443"], "https://a.test", True),
+    ],
+)
+def test_patterns(patterns: list[str], url: str, allowed: bool) -> None:
+    assert allows(url, *patterns) == allowed
+
+
+@pytest.mark.parametrize("text", ["", "http://a", "a:b", "a:0", "a:9-8", "a:70000", "192.0.2.1/99", "a b", "[::1"])
+def test_a_malformed_pattern_ends_the_start(text: str) -> None:
+    with pytest.raises(ValidationError):
+        EngineSettings(allowed=(text,))
+
+
+def test_the_refusal_names_the_setting() -> None:
+    with pytest.raises(InvalidFieldError, match=r"engine\.allowed does not allow 192\.0\.2\.7:80"):
+        check("http://192.0.2.7", DEFAULT, "engine.address")
