@@ -42,10 +42,11 @@ class Received:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What the next request to a path gets instead of its answer: a status and a body, or a cut connection."""
+    """What the next request to a path gets instead of its answer: status, body and headers, or a cut connection."""
 
     status: int = 500
     body: Body = dataclasses.field(default_factory=lambda: {"error": {"message": "scripted failure"}})
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     drop: bool = False
 
 
@@ -109,18 +110,7 @@ class FakeEngine:
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=64 * 1024 * 1024, middlewares=[self._record])
-        app.add_routes(
-            [
-                web.post("/generate", self._generate),
-                web.get("/health", self._health),
-                web.get("/model_info", self._model_info),
-                web.post("/update_weights_from_disk", self._update),
-                web.post("/pause_generation", self._pause),
-                web.post("/continue_generation", self._continue),
-                web.post("/abort_request", self._abort),
-                web.post("/flush_cache", self._flush),
-            ]
-        )
+        app.add_routes(self.routes())
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
@@ -134,6 +124,19 @@ class FakeEngine:
         await self._runner.cleanup()
 
     # The server's side.
+
+    def routes(self) -> list[web.RouteDef]:
+        """The paths that it has."""
+        return [
+            web.post("/generate", self._generate),
+            web.get("/health", self._health),
+            web.get("/model_info", self._model_info),
+            web.post("/update_weights_from_disk", self._update),
+            web.post("/pause_generation", self._pause),
+            web.post("/continue_generation", self._continue),
+            web.post("/abort_request", self._abort),
+            web.post("/flush_cache", self._flush),
+        ]
 
     @web.middleware
     async def _record(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
@@ -160,7 +163,7 @@ class FakeEngine:
             if failure.drop:
                 assert request.transport is not None
                 request.transport.abort()
-            return web.json_response(failure.body, status=failure.status)
+            return web.json_response(failure.body, status=failure.status, headers=failure.headers)
         answer: web.StreamResponse = await handler(request)
         return answer
 
@@ -183,26 +186,35 @@ class FakeEngine:
             reply=self.reply(list(input_ids)),
         )
         await self._running.wait()  # as the real server: what arrives during a pause is not known to the scheduler
+        if body.get("stream"):
+            return await self._streamed(request, generation)
+        await self.run(generation)
+        return web.json_response(generation.answer(self.weight_version))
+
+    async def run(self, generation: Generation) -> None:
+        """Sample a whole generation; one whose client goes away is aborted."""
         self.generations[generation.rid] = generation
         try:
-            return await self._streamed(request, generation) if body.get("stream") else await self._whole(generation)
-        except asyncio.CancelledError:  # the client went away
+            while await self._step(generation):
+                pass
+        except asyncio.CancelledError:
             generation.abort()
             await self._notify()
             raise
 
-    async def _whole(self, generation: Generation) -> web.Response:
-        while await self._step(generation):
-            pass
-        return web.json_response(generation.answer(self.weight_version))
-
     async def _streamed(self, request: web.Request, generation: Generation) -> web.StreamResponse:
         """Server-sent events; each holds everything sampled so far, as the real server sends it by default."""
+        self.generations[generation.rid] = generation
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         more = True
         while more:
-            more = await self._step(generation)
+            try:
+                more = await self._step(generation)
+            except asyncio.CancelledError:  # the client went away
+                generation.abort()
+                await self._notify()
+                raise
             answer = generation.answer(self.weight_version)
             await response.write(b"data: " + json.dumps(answer, separators=(",", ":")).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
@@ -249,7 +261,7 @@ class FakeEngine:
     async def _pause(self, request: web.Request) -> web.Response:
         self._running.clear()
         if request[BODY].get("mode", "abort") == "abort":
-            self._abort_where(lambda rid: True)
+            self.abort_where(lambda rid: True)
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue(self, request: web.Request) -> web.Response:
@@ -259,10 +271,10 @@ class FakeEngine:
     async def _abort(self, request: web.Request) -> web.Response:
         body: Body = request[BODY]
         everything, prefix = bool(body.get("abort_all")), str(body.get("rid", ""))
-        self._abort_where(lambda rid: everything or rid == prefix)
+        self.abort_where(lambda rid: everything or rid == prefix)
         return web.Response()
 
-    def _abort_where(self, chosen: Callable[[str], bool]) -> None:
+    def abort_where(self, chosen: Callable[[str], bool]) -> None:
         for generation in self.generations.values():
             if generation.finish is None and chosen(generation.rid):
                 generation.aborted.set()

@@ -19,7 +19,11 @@ def shape(name: str) -> dict[str, Any]:
 
 
 async def post(engine: FakeEngine, path: str, body: object) -> tuple[int, Any]:
-    async with aiohttp.ClientSession() as session, session.post(engine.url + path, json=body) as answer:
+    return await exchange(engine, "POST", path, body)
+
+
+async def exchange(engine: FakeEngine, method: str, path: str, body: object) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session, session.request(method, engine.url + path, json=body) as answer:
         text = await answer.text()
     try:
         return answer.status, json.loads(text)
