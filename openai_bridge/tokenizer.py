@@ -4,6 +4,7 @@ Read: tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_con
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ class Tokenizer:
 
 def load(folder: Path) -> Tokenizer:
     """The tokenizer in a model's folder. OSError or ValueError where it has none, or no chat template."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads cost more than one short text takes
     config = _read(folder / "tokenizer_config.json")
     path = folder / "tokenizer.json"
     if not path.is_file():
