@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -19,6 +19,7 @@ from grpc_status import rpc_status
 from whippletree.channel import MESSAGE_LIMIT
 from whippletree.errors import InternalError, InvalidFieldError, ShuttingDownError, WhippletreeError
 from whippletree.identity.guard import Guard
+from whippletree.methods import Methods
 from whippletree.settings import ServerTls
 from whippletree.stop import REFUSED, WRITING, Calls
 from whippletree.tls import server_credentials
@@ -212,13 +213,16 @@ async def listening(
     calls = Calls()
     around = [*interceptors, ErrorInterceptor(calls), *([guard] if guard is not None else [])]
     server = grpc.aio.server(interceptors=around, options=OPTIONS)
+    methods = Methods()
+    table = cast(grpc.aio.Server, methods)
     for service in services:
-        service.register(server)
+        service.register(table)
     checks = checks or health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, table)
     names = [service.full_name for service in services]
     described = {*names, *reflected, health.SERVICE_NAME, reflection.SERVICE_NAME}
-    reflection.enable_server_reflection(sorted(described), server)
+    reflection.enable_server_reflection(sorted(described), table)
+    server.add_generic_rpc_handlers((methods,))
     try:
         credentials = server_credentials(tls) if tls is not None else None
         port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
