@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 from whippletree.v1 import (
+    identity_pb2_grpc,
     inference_pb2,
     inference_pb2_grpc,
     model_call_pb2,
@@ -120,6 +121,10 @@ class _Runs(run_pb2_grpc.RunServiceServicer):
         return run_pb2.GetRunResponse(run=run_pb2.Run(name=request.name, policy="models/tiny"))
 
 
+class _Identity(identity_pb2_grpc.IdentityServiceServicer):
+    """Nobody asks for keys where identity is off."""
+
+
 class _Models(model_pb2_grpc.ModelServiceServicer):
     def __init__(self, policy: FakePolicy) -> None:
         self._policy = policy
@@ -139,6 +144,7 @@ class _Models(model_pb2_grpc.ModelServiceServicer):
 def services_of(policy: FakePolicy) -> list[Service]:
     """What a server, or a local channel, is made with."""
     rollouts, runs, models = _Rollouts(), _Runs(), _Models(policy)  # type: ignore[abstract]  # only what is asked
+    identity = _Identity()  # type: ignore[abstract]
     adders: list[tuple[str, Callable[[grpc.aio.Server], None]]] = [
         (
             "InferenceService",
@@ -146,6 +152,7 @@ def services_of(policy: FakePolicy) -> list[Service]:
         ),
         ("RolloutService", lambda server: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(rollouts, server)),
         ("RunService", lambda server: run_pb2_grpc.add_RunServiceServicer_to_server(runs, server)),
+        ("IdentityService", lambda server: identity_pb2_grpc.add_IdentityServiceServicer_to_server(identity, server)),
         ("ModelService", lambda server: model_pb2_grpc.add_ModelServiceServicer_to_server(models, server)),
     ]
     return [Service(full_name=f"whippletree.v1.{name}", register=register) for name, register in adders]
