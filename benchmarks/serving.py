@@ -204,7 +204,13 @@ def report(bench: Bench, name: str, found: Chat) -> None:
 async def floor(bench: Bench) -> None:
     """floor_per_cpu_s: an Envoy of its own before a servicer that does nothing."""
     layout = choose(
-        Options(model_dir=bench.layout.model_dir, run_dir=bench.layout.run_dir / "bare", port=0, together=True)
+        Options(
+            model_dir=bench.layout.model_dir,
+            run_dir=bench.layout.run_dir / "bare",
+            port=0,
+            together=True,
+            insecure_dev=True,
+        )
     )
     at = f"{plan.HOST}:{layout.ports.bridge}"
     bare = Part(
@@ -343,7 +349,10 @@ async def serving(folder: Path, scale: float, together: bool) -> AsyncIterator[B
         program("benchmarks.engine", *arguments, "--delay", str(DELAY)) as (slow, _),
         Supervisor(folder, lambda name, what: None) as supervisor,
     ):
-        layout = choose(Options(model_dir=model_dir, run_dir=folder, port=0, engine_url=engine, together=together))
+        options = Options(
+            model_dir=model_dir, run_dir=folder, port=0, engine_url=engine, together=together, insecure_dev=True
+        )
+        layout = choose(options)
         await supervisor.start([plan.gateway(layout)])
         gateway = f"{plan.HOST}:{layout.ports.gateway}"
         config = plan.envoy_config(layout)

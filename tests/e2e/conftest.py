@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.e2e import processes
-from whippletree.cli import endpoints
+from whippletree.cli import endpoints, identity
 from whippletree.cli.endpoints import Endpoints
 from whippletree.client import Client, Rollout, open_client
 
@@ -148,10 +148,16 @@ def running(story: Story) -> Iterator[Endpoints]:
 
 
 @pytest.fixture
-async def client(running: Endpoints) -> AsyncIterator[Client]:
+async def client(running: Endpoints, story: Story) -> AsyncIterator[Client]:
     """A client of its gateway."""
-    async with open_client(running.gateway) as opened:
+    async with open_client(running.gateway, identity.access(story.place.run_dir)) as opened:
         yield opened
+
+
+@pytest.fixture
+def key(running: Endpoints, story: Story) -> str:
+    """The operator's key."""
+    return identity.operator_file(story.place.run_dir).read_text().strip()
 
 
 @contextlib.contextmanager
@@ -181,13 +187,13 @@ def trained(place: Place, *, ended: int) -> int:
     found = endpoints.read(place.run_dir)
     if found is None or "gateway" not in found.pids:
         return 0
-    rollouts = asyncio.run(_rollouts(found.gateway))
+    rollouts = asyncio.run(_rollouts(found.gateway, place.run_dir))
     train = [item for item in rollouts if item.split == "train"]
     if sum(item.state == "succeeded" for item in train) < ended:
         return 0
     return sum(item.state in ("queued", "running") for item in train)
 
 
-async def _rollouts(gateway: str) -> list[Rollout]:
-    async with open_client(gateway, patience=60.0) as opened:
+async def _rollouts(gateway: str, run_dir: Path) -> list[Rollout]:
+    async with open_client(gateway, identity.access(run_dir), patience=60.0) as opened:
         return [item async for item in opened.rollouts()]

@@ -41,7 +41,7 @@ class Options:
     device: Device = "auto"
     engine_url: str = ""
     together: bool = False
-    insecure_dev: bool = True
+    insecure_dev: bool = False
 
 
 class System:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from whippletree.cli import endpoints
+from whippletree.cli import endpoints, identity
 from whippletree.cli.console import OUT, report, run
 from whippletree.cli.engine import Device
 from whippletree.cli.project import DEFAULT_RUN_DIR
@@ -37,11 +37,15 @@ def up(
             help="Gateway and bridge as one process: less work a call, but harnesses see it when it is restarted.",
         ),
     ] = False,
+    insecure_dev: Annotated[
+        bool, typer.Option("--insecure-dev", help="Ask nobody for a key or a token; everything stays on the loopback.")
+    ] = False,
 ) -> None:
     """Start engine, gateway, bridge, controller and Envoy, and keep them running until Ctrl-C.
 
     Each part is a process group with its own file RUN_DIR/logs/NAME.log; one that dies is started again on its port.
-    RUN_DIR/endpoints.json says where everything is. Ctrl-C or SIGTERM stops all in reverse order and leaves nothing.
+    RUN_DIR/endpoints.json says where everything is, RUN_DIR/operator.key holds the key for it, made at the first start.
+    Ctrl-C or SIGTERM stops all in reverse order and leaves nothing.
 
     Example: whippletree up --model .cache/quickstart/model --port 0
     """
@@ -57,6 +61,7 @@ def up(
         bridge_port=bridge_port,
         controller_port=controller_port,
         together=together,
+        insecure_dev=insecure_dev,
     )
     run(_up(options), on_sigterm=0)
 
@@ -71,5 +76,7 @@ async def _stay(running: System, run_dir: Path) -> None:
     await running.engine_ready()
     OUT.print(f"\nAPI        {running.layout.api}", markup=False)
     OUT.print(f"addresses  {endpoints.path(run_dir)}", markup=False)
+    if not running.layout.insecure_dev:
+        OUT.print(f"key        {identity.operator_file(run_dir)}", markup=False)
     OUT.print("Train with `whippletree train CONFIG`, look with `whippletree rollouts list`, stop with Ctrl-C.")
     await asyncio.Event().wait()
