@@ -131,12 +131,13 @@ async def running_envoy(
             ENVOY, *arguments(config=config, admin_file=admin_file), stdout=out, stderr=out
         )
     try:
-        async with asyncio.timeout(STARTING), httpx.AsyncClient() as client:
+        scheme = "https" if values.tls.certificate else "http"
+        async with asyncio.timeout(STARTING), httpx.AsyncClient(verify=False) as client:  # whether it is up
             port = await _port(client, admin_file, process)
-            while not await _ready(client, f"http://127.0.0.1:{port}/readyz"):
+            while not await _ready(client, f"{scheme}://127.0.0.1:{port}/readyz"):
                 await asyncio.sleep(0.05)
         yield Envoy(
-            url=f"http://127.0.0.1:{port}",
+            url=f"{scheme}://127.0.0.1:{port}",
             admin=_text(admin_file),
             process=process,
             values=values,
