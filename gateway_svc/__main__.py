@@ -6,7 +6,7 @@ import sys
 
 from gateway_svc.server import serving
 from gateway_svc.settings import GatewaySettings
-from whippletree import log, settings
+from whippletree import log, open_files, settings
 from whippletree.stop import Signals
 
 
@@ -22,6 +22,7 @@ async def main(chosen: GatewaySettings) -> None:
 if __name__ == "__main__":
     chosen = settings.load(GatewaySettings)
     log.configure(chosen.log_level)
+    open_files.raise_limit()
     logging.getLogger("gateway_svc").info("settings %s", chosen.model_dump_json())
     try:
         asyncio.run(main(chosen))

@@ -5,7 +5,7 @@ import logging
 
 from openai_bridge.server import serve
 from openai_bridge.settings import BridgeSettings
-from whippletree import log
+from whippletree import log, open_files
 from whippletree.settings import load
 
 
@@ -13,6 +13,7 @@ def main() -> None:
     """Load settings, log them, serve."""
     settings = load(BridgeSettings)
     log.configure(settings.log_level)
+    open_files.raise_limit()
     logging.getLogger(__name__).info("settings: %s", settings.model_dump_json())
     asyncio.run(serve(settings))
 

@@ -161,6 +161,36 @@ async def test_a_publish_at_one_replica_drains_the_other(replicas: Pair, engine:
     assert len(engine.requests("/update_weights_from_disk")) == 1
 
 
+async def test_a_publish_at_one_replica_interrupts_the_other(replicas: Pair, engine: FakeEngine) -> None:
+    one, two = replicas
+    await one.create_rollout("a")
+    replies = iter([Reply([5, 6], gates={1: asyncio.Event()}), Reply([7])])
+    engine.reply = lambda ids: next(replies)
+    call = asyncio.create_task(one.generate("a", [1]))
+    (asked,) = await engine.wait_received("/generate")
+    await engine.wait_tokens(asked.body["rid"], 1)
+    request = model_pb2.PublishWeightsRequest()
+    request.CopyFrom(PUBLISH)
+    request.in_flight = phase_pb2.IN_FLIGHT_INTERRUPT
+    await two.models.PublishWeights(request)
+    answer = await call
+    assert [(span.weight_version, span.end) for span in answer.call.weight_versions] == [("default", 1), ("v1", 2)]
+    assert len(await two.list_events("a")) == 1
+
+
+async def test_an_engine_registered_at_one_replica_is_used_by_the_other(replicas: Pair, engine: FakeEngine) -> None:
+    one, two = replicas
+    await one.register_model()
+    await one.create_rollout("a")
+    added = model_pb2.RegisterEngineRequest(model="models/tiny", engine_id="e")
+    added.engine.address = engine.url
+    await two.models.RegisterEngine(added)
+    while not (await one.models.GetModel(model_pb2.GetModelRequest(name="models/tiny"))).model.engines:
+        await asyncio.sleep(0.05)
+    assert (await one.generate("a", [1])).call.engine == engine.url
+    await one.models.HeartbeatEngine(model_pb2.HeartbeatEngineRequest(name="models/tiny/engines/e"))
+
+
 async def test_two_replicas_asked_for_the_same_weights_load_them_once(replicas: Pair, engine: FakeEngine) -> None:
     both = await asyncio.gather(*(gateway.models.PublishWeights(PUBLISH) for gateway in replicas))
     assert [answer.model.weight_version for answer in both] == ["v1", "v1"]

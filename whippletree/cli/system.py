@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from whippletree import open_files
 from whippletree.cli import endpoints, identity, plan, ports
 from whippletree.cli.console import Failure, UserError
 from whippletree.cli.engine import Device, engine_command
@@ -114,6 +115,7 @@ async def system(options: Options, report: Report) -> AsyncIterator[System]:
     plan.read_model_config(options.model_dir)
     if not options.engine_url and not TRAIN_PYTHON.exists():
         raise UserError(f"{TRAIN_PYTHON}: no environment for the engine; make it with `make setup`")
+    open_files.raise_limit()  # every part inherits it, Envoy and the engine too
     layout = choose(options)
     with _locked(options.run_dir):
 

@@ -19,7 +19,7 @@ from gateway_svc import server as gateway_server
 from gateway_svc.settings import GatewaySettings
 from openai_bridge import server as bridge_server
 from openai_bridge.settings import BridgeSettings
-from whippletree import log
+from whippletree import log, open_files
 from whippletree.contract import public_services
 from whippletree.local import LocalChannel
 from whippletree.serve import listening
@@ -86,6 +86,7 @@ async def main(settings: Settings) -> None:
 if __name__ == "__main__":
     chosen = settings_of(sys.argv[1:])
     log.configure(chosen.gateway.log_level)
+    open_files.raise_limit()
     for part in (chosen.gateway, chosen.bridge):
         logging.getLogger(__name__).info("settings %s", part.model_dump_json())
     try:
