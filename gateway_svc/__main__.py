@@ -1,8 +1,9 @@
 """`python -m gateway_svc --listen 127.0.0.1:0 --store.path record.db`: prints its address, serves until a signal."""
 
-import asyncio
 import logging
 import sys
+
+import uvloop
 
 from gateway_svc.server import serving
 from gateway_svc.settings import GatewaySettings
@@ -25,7 +26,7 @@ if __name__ == "__main__":
     open_files.raise_limit()
     logging.getLogger("gateway_svc").info("settings %s", chosen.model_dump_json())
     try:
-        asyncio.run(main(chosen))
+        uvloop.run(main(chosen))
     except OSError as error:
         print(f"gateway: {error}", file=sys.stderr)
         sys.exit(1)

@@ -142,14 +142,14 @@ def interrupts(value: phase_pb2.InFlight.ValueType) -> bool:
 
 def spec(request: rollout_pb2.CreateRolloutRequest) -> RolloutSpec:
     """What is asked for, with defaults filled in."""
-    rollout = request.rollout
+    rollout, runner = request.rollout, request.rollout.runner
     if rollout.split not in _SPLITS:
         raise InvalidFieldError("rollout.split is unknown", field="rollout.split")
-    attempts = rollout.runner.max_attempts or MAX_ATTEMPTS
+    attempts = runner.max_attempts or MAX_ATTEMPTS
     if not 1 <= attempts <= MOST_ATTEMPTS:
         text = f"rollout.runner.max_attempts {attempts} lies outside [1, {MOST_ATTEMPTS}]"
         raise InvalidFieldError(text, field="rollout.runner.max_attempts")
-    _check_runner(rollout.runner)
+    _check_runner(runner)
     if len(rollout.group_id) > 128:
         raise InvalidFieldError("rollout.group_id is longer than 128 characters", field="rollout.group_id")
     return RolloutSpec(
@@ -158,15 +158,16 @@ def spec(request: rollout_pb2.CreateRolloutRequest) -> RolloutSpec:
         group_id=rollout.group_id,
         split=_SPLITS[rollout.split],
         input=rollout.input.SerializeToString(deterministic=True),
-        runner=rollout.runner.SerializeToString(deterministic=True),
-        metadata=rollout.metadata.SerializeToString(deterministic=True),
+        runner=runner.SerializeToString(deterministic=True),
+        metadata=rollout.metadata.SerializeToString(deterministic=True) if rollout.HasField("metadata") else b"",
         max_attempts=attempts,
     )
 
 
 def _check_runner(runner: rollout_pb2.Runner) -> None:
     """Raise InvalidFieldError for what no controller can carry out."""
-    span(runner.timeout, "rollout.runner.timeout")
+    if runner.HasField("timeout"):
+        span(runner.timeout, "rollout.runner.timeout")
     match runner.WhichOneof("backend"):
         case "local_command" if not runner.local_command.command or not runner.local_command.command[0]:
             field = "rollout.runner.local_command.command"
@@ -223,13 +224,18 @@ def rollout_to_pb(rollout: Rollout) -> rollout_pb2.Rollout:
 
 
 def created_to_pb(
-    request: rollout_pb2.CreateRolloutRequest, rollout: Rollout, existed: bool
-) -> rollout_pb2.CreateRolloutResponse:
-    """The answer of a create. The stored content is the request's: copying it is cheaper than reading it anew."""
+    made: rollout_pb2.CreateRolloutResponse,
+    request: rollout_pb2.CreateRolloutRequest,
+    rollout: Rollout,
+    existed: bool,
+) -> None:
+    """Fill the answer of a create. The stored content is the request's: copying it is cheaper than reading it anew."""
+    made.existed = existed
     if rollout.status != _NEW:
-        return rollout_pb2.CreateRolloutResponse(rollout=rollout_to_pb(rollout), existed=existed)
-    made = rollout_pb2.CreateRolloutResponse(rollout=request.rollout, existed=existed)
+        made.rollout.CopyFrom(rollout_to_pb(rollout))
+        return
     copy, asked = made.rollout, rollout.spec
+    copy.CopyFrom(request.rollout)
     copy.ClearField("state_message")
     copy.ClearField("attempt")
     copy.ClearField("start_time")
@@ -240,9 +246,9 @@ def created_to_pb(
         copy.ClearField("metadata")
     copy.name, copy.split = f"rollouts/{asked.rollout_id}", SPLITS[asked.split]
     copy.state, copy.revision = rollout_pb2.ROLLOUT_STATE_QUEUED, rollout.status.revision
-    copy.create_time.FromMicroseconds(rollout.create_time)
+    seconds, micros = divmod(rollout.create_time, 1_000_000)
+    copy.create_time.seconds, copy.create_time.nanos = seconds, 1000 * micros
     copy.input.SetInParent()
-    return made
 
 
 def attempt_to_pb(attempt: Attempt) -> attempt_pb2.Attempt:

@@ -11,6 +11,9 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway_svc.backend import Near, Numbers
 
+PAGE = 8192
+"""Bytes of a page: several rows of rollouts and calls fit, so that both take less room and time than in 4096."""
+
 
 class Sqlite:
     """`synchronous` FULL syncs the log at every commit, NORMAL leaves that to the operating system."""
@@ -96,6 +99,7 @@ def _engine(path: Path, synchronous: str, begin: str) -> Engine:
     @event.listens_for(engine, "connect")
     def connected(connection: Any, record: object) -> None:
         connection.isolation_level = None
+        connection.execute(f"PRAGMA page_size={PAGE}").close()  # holds for a file that is made now
         for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "cache_size=-16384", "temp_store=MEMORY"):
             connection.execute(f"PRAGMA {pragma}").close()
 

@@ -1,7 +1,8 @@
 """Starts the bridge: `python -m openai_bridge --listen 127.0.0.1:0 --gateway 127.0.0.1:7010`."""
 
-import asyncio
 import logging
+
+import uvloop
 
 from openai_bridge.server import serve
 from openai_bridge.settings import BridgeSettings
@@ -15,7 +16,7 @@ def main() -> None:
     log.configure(settings.log_level)
     open_files.raise_limit()
     logging.getLogger(__name__).info("settings: %s", settings.model_dump_json())
-    asyncio.run(serve(settings))
+    uvloop.run(serve(settings))
 
 
 if __name__ == "__main__":

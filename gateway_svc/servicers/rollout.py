@@ -1,6 +1,6 @@
 """RolloutService."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -30,7 +30,9 @@ class RolloutServicer(RolloutServiceServicer):
 
     async def CreateRollout(self, request: pb.CreateRolloutRequest, context: Context) -> pb.CreateRolloutResponse:
         once = convert.once("CreateRollout", request.request_id, request)
-        return (await self._create([request], once))[0]
+        made = pb.CreateRolloutResponse()
+        await self._create([request], once, lambda: made)
+        return made
 
     async def BatchCreateRollouts(
         self, request: pb.BatchCreateRolloutsRequest, context: Context
@@ -39,7 +41,9 @@ class RolloutServicer(RolloutServiceServicer):
             text = f"{len(request.requests)} rollouts are more than {BATCH_LIMIT}"
             raise InvalidFieldError(text, field="requests")
         once = convert.once("BatchCreateRollouts", request.request_id, request)
-        return pb.BatchCreateRolloutsResponse(responses=await self._create(request.requests, once))
+        made = pb.BatchCreateRolloutsResponse()
+        await self._create(request.requests, once, made.responses.add)
+        return made
 
     async def GetRollout(self, request: pb.GetRolloutRequest, context: Context) -> pb.GetRolloutResponse:
         rollout_id = names.rollout(request.name)
@@ -114,11 +118,13 @@ class RolloutServicer(RolloutServiceServicer):
         return pb.TransitionRolloutResponse(rollout=convert.rollout_to_pb(found))
 
     async def _create(
-        self, requests: Sequence[pb.CreateRolloutRequest], once: Once | None
-    ) -> list[pb.CreateRolloutResponse]:
+        self,
+        requests: Sequence[pb.CreateRolloutRequest],
+        once: Once | None,
+        add: Callable[[], pb.CreateRolloutResponse],
+    ) -> None:
+        """`add` makes the message that each answer is written into: one copy less than handing messages over."""
         specs = [convert.spec(request) for request in requests]
         made = await self._store.write(lambda tx: rollouts.create(tx, specs, once))
-        return [
-            convert.created_to_pb(request, rollout, existed)
-            for request, (rollout, existed) in zip(requests, made, strict=True)
-        ]
+        for request, (rollout, existed) in zip(requests, made, strict=True):
+            convert.created_to_pb(add(), request, rollout, existed)

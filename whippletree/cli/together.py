@@ -15,6 +15,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+import uvloop
+
 from gateway_svc import server as gateway_server
 from gateway_svc.settings import GatewaySettings
 from openai_bridge import server as bridge_server
@@ -90,7 +92,7 @@ if __name__ == "__main__":
     for part in (chosen.gateway, chosen.bridge):
         logging.getLogger(__name__).info("settings %s", part.model_dump_json())
     try:
-        asyncio.run(main(chosen))
+        uvloop.run(main(chosen))
     except OSError as error:
         print(f"together: {error}", file=sys.stderr)
         sys.exit(1)
