@@ -6,7 +6,7 @@ retries, and whatever one ran is recorded or gone. Every flight is a row of the 
 is asked until it has ended; a row whose `joins` is set waits for another row to go. Of equal ones that come at the same
 moment one runs: claims of one place are made one after the other.
 
-The table is no part of the record: it is unlogged, and the first replica makes it. Rows count only while their replica
+The table is no part of the record: it is unlogged, and replicas make it. Rows count only while their replica
 lives, which an advisory lock on a connection of its own shows: a killed replica's lock goes with its connections, and
 who waited for it runs the generation itself.
 """
@@ -50,11 +50,18 @@ _ALIVE = """EXISTS (SELECT 1 FROM pg_locks
 WHERE locktype = 'advisory' AND objsubid = 1 AND granted
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 AND classid::bigint << 32 | objid::bigint = flights.replica)"""
-_LOCK = "SELECT pg_advisory_xact_lock(%s)"
-_OTHERS = f"""SELECT flight, idempotency_key, request_id, abandoned FROM flights
-WHERE place = %s AND flight <> %s AND joins IS NULL AND {_ALIVE} ORDER BY number DESC"""
-_PUT = """INSERT INTO flights (flight, replica, place, idempotency_key, request_id) VALUES (%s, %s, %s, %s, %s)
-ON CONFLICT (flight) DO UPDATE SET joins = NULL"""
+_FUNCTION = f"""CREATE OR REPLACE FUNCTION
+claim_flight(own bigint, by bigint, at bytea, key text, request text, lock bigint)
+RETURNS TABLE (flight bigint, idempotency_key text, request_id text, abandoned boolean) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM pg_advisory_xact_lock(lock);
+    INSERT INTO flights (flight, replica, place, idempotency_key, request_id) VALUES (own, by, at, key, request)
+    ON CONFLICT (flight) DO UPDATE SET joins = NULL;
+    RETURN QUERY SELECT flights.flight, flights.idempotency_key, flights.request_id, flights.abandoned FROM flights
+    WHERE place = at AND flights.flight <> own AND joins IS NULL AND {_ALIVE} ORDER BY number DESC;
+END $$"""
+_CLAIM = "SELECT flight, idempotency_key, request_id, abandoned FROM claim_flight(%s, %s, %s, %s, %s, %s)"
 _RUNS = f"SELECT 1 FROM flights WHERE flight = %s AND {_ALIVE}"
 _JOIN = "UPDATE flights SET joins = %s WHERE flight = %s"
 _WANTED = f"SELECT 1 FROM flights WHERE joins = %s AND {_ALIVE}"
@@ -122,10 +129,11 @@ class SharedFlights:
             await asyncio.sleep(POLL)
 
     async def _prepare(self, connection: "psycopg.AsyncConnection[Any]") -> None:
-        """The table, without rows of dead replicas; the lock that shows life; ears."""
+        """The table, without rows of dead replicas, and its function; the lock that shows life; ears."""
         async with connection.transaction():
-            await connection.execute(_LOCK, (_MAKING,))
+            await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
             await connection.execute(_TABLE)
+            await connection.execute(_FUNCTION)
             await connection.execute(f"DELETE FROM flights WHERE NOT {_ALIVE}")
         await connection.execute("SELECT pg_advisory_lock(%s)", (self._replica,))
         await connection.execute(f"LISTEN {CHANNEL}")
@@ -141,12 +149,10 @@ class SharedFlights:
         """The row whose end this flight must await; without one, its own row says that it runs."""
         ask, place = flight.ask, _place(flight)
         key, request_id = ask.repeat.key if ask.repeat else "", ask.once.request_id if ask.once else ""
-        async with self._statements() as connection, connection.transaction():
-            async with connection.pipeline():
-                await connection.execute(_LOCK, (number(place.hex()),))
-                await connection.execute(_PUT, (row, self._replica, place, key, request_id))
-                others = await connection.execute(_OTHERS, (place, row))
-            other = _chosen(flight, request_id, await others.fetchall())
+        values = (row, self._replica, place, key, request_id, number(place.hex()))
+        async with self._statements() as connection:
+            others = await (await connection.execute(_CLAIM, values)).fetchall()
+            other = _chosen(flight, request_id, others)
             if other is not None:
                 await connection.execute(_JOIN, (other, row))
         return other
@@ -182,11 +188,15 @@ class SharedFlights:
 
     @asynccontextmanager
     async def _statements(self) -> "AsyncIterator[psycopg.AsyncConnection[Any]]":
-        """The one connection for statements, one user at a time; made anew where it broke."""
+        """The one connection for statements, one user at a time; made anew after it broke or was left in the middle."""
         async with self._turn, asyncio.timeout(PATIENCE):
             if self._connection is None or self._connection.closed:
                 self._connection = await self._connect()
-            yield self._connection
+            try:
+                yield self._connection
+            except BaseException:
+                await self._connection.close()
+                raise
 
     async def _connect(self) -> "psycopg.AsyncConnection[Any]":
         return await psycopg.AsyncConnection.connect(
