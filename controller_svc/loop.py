@@ -16,6 +16,7 @@ from controller_svc.board import Board
 from controller_svc.gateway import Deleted, Gateway, Mark
 from controller_svc.pace import Pace
 from controller_svc.reconcile import Action, Ask, Begin, Drop, Kill, Plan, Report, Situation, Stop, decide
+from controller_svc.recorder import Recorder
 from controller_svc.runner import Runner
 from controller_svc.types import Attempt, Exit, Outcome, Phase, Rollout, RolloutId
 from whippletree.errors import NotFoundError, WhippletreeError
@@ -45,6 +46,7 @@ class Controller:
         worker: str,
         limits: Limits,
         clock: Callable[[], float],
+        recorder: Recorder,
     ) -> None:
         self._gateway, self._runner, self._worker, self._limits, self._clock = gateway, runner, worker, limits, clock
         self._board = Board()
@@ -54,6 +56,8 @@ class Controller:
         self._background: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._stopping = False
+        self._recorder = recorder
+        recorder.looks(limits.max_running, lambda: len(self._attempts), lambda: sum(1 for _ in self._board.queued()))
 
     async def run(self) -> None:
         """Carry out rollouts until `stop`, and then until every attempt has ended and been reported."""
@@ -169,6 +173,8 @@ class Controller:
             await self._look_again(rollout)
             self._attempts.pop(rollout, None)
             return
+        self._recorder.started()
+        about(attempt=opened.attempt)
         self._board.answered(opened)
         timeout = opened.timeout or self._limits.timeout
         attempt = Attempt(rollout=rollout, number=opened.attempt, phase=Phase.LAUNCHING, timeout=timeout)
@@ -188,6 +194,7 @@ class Controller:
 
     async def _report(self, report: Report) -> None:
         rollout, number, message = report.rollout, report.attempt, report.message
+        about(attempt=number)
         output = self._runner.output(rollout, number)
         try:
             for stream, text in output.items():
@@ -198,6 +205,7 @@ class Controller:
             message = f"{message}: {last}"
         try:
             self._board.answered(await self._gateway.finish(rollout, number, report.outcome, message))
+            self._recorder.ended(report.outcome)
         except WhippletreeError as verdict:
             log.info("end not taken: %s", verdict.message)
             await self._look_again(rollout)

@@ -8,11 +8,14 @@ import time
 from controller_svc.gateway import Gateway
 from controller_svc.local.process import LocalRunner
 from controller_svc.loop import Controller, Limits
+from controller_svc.recorder import Recorder
 from controller_svc.settings import ControllerSettings
 from controller_svc.types import Exit, RolloutId
 from whippletree.channel import connect
 from whippletree.serve import listening
+from whippletree.settings import TracingSettings
 from whippletree.stop import until_signal
+from whippletree.telemetry import observing
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ async def serve(settings: ControllerSettings) -> None:
     runner = LocalRunner(settings.local, api=settings.api, on_exit=on_exit)
     remembered = runner.open()
     async with (
+        observing("controller", settings.metrics, TracingSettings(otlp="")) as telemetry,
         listening([], settings.listen, grace=0.0, tls=settings.tls) as port,
         connect(settings.gateway, settings.access) as channel,
     ):
@@ -46,6 +50,7 @@ async def serve(settings: ControllerSettings) -> None:
             worker=settings.worker or remembered,
             limits=limits,
             clock=time.monotonic,
+            recorder=Recorder(telemetry.registry),
         )
         ends.append(controller)
         print(f"listening on {settings.listen.rpartition(':')[0]}:{port}", flush=True)

@@ -11,8 +11,11 @@ from trainer_svc.config import Config
 from trainer_svc.folder import open_folder
 from trainer_svc.loop import Inputs, Loop
 from trainer_svc.progress import Reporter
+from trainer_svc.recorder import Recorder
 from trainer_svc.settings import TrainerSettings
 from trainer_svc.summary import Summary
+from whippletree.settings import TracingSettings
+from whippletree.telemetry import observing
 
 CANCEL = 10.0
 """Seconds in which a stopped driver tries to cancel its rollouts."""
@@ -22,6 +25,7 @@ async def train(config: Config, settings: TrainerSettings, reporter: Reporter) -
     """One run, begun or gone on with. Cancelling it ends the ranks and cancels its rollouts; it can go on later."""
     inputs = read_inputs(config)
     async with AsyncExitStack() as stack:
+        telemetry = await stack.enter_async_context(observing("trainer", settings.metrics, TracingSettings(otlp="")))
         client = await stack.enter_async_context(
             gateway.connected(settings.gateway, settings.access, patience=settings.patience)
         )
@@ -46,6 +50,7 @@ async def train(config: Config, settings: TrainerSettings, reporter: Reporter) -
             reporter=reporter,
             cache=settings.cache,
             context_length=context_length,
+            recorder=Recorder(telemetry.registry),
         )
         try:
             return await _alongside(board.follow(client.watch(folder.run_id)), loop)

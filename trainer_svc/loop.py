@@ -27,6 +27,7 @@ from trainer_svc.optimise import optimise
 from trainer_svc.plan import CostModel, cost_model
 from trainer_svc.progress import Reporter, Tally
 from trainer_svc.ranks import Ranks
+from trainer_svc.recorder import Recorder
 from trainer_svc.state import DriverState
 from trainer_svc.step import Finished, Kept
 
@@ -54,6 +55,7 @@ class Loop:
         reporter: Reporter,
         cache: Path,
         context_length: int,
+        recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -65,6 +67,7 @@ class Loop:
         self._reporter = reporter
         self._cache = cache
         self._context_length = context_length
+        self._recorder = recorder
         self._clock = clock
         self._began = clock()
         self._cost: CostModel = cost_model(json.loads((config.model.path / "config.json").read_text()))
@@ -144,6 +147,7 @@ class Loop:
         line |= {"weight_version": self._version(), "seconds": round(self._state.seconds, 3)}
         line |= {f"seconds_{part}": round(value, 3) for part, value in seconds.items()}
         self._metrics.append(line)
+        self._recorder.stepped(number, self._state.version_step, metrics.values(), seconds, accuracy)
         if accuracy is not None:
             self._plot()
         if self._due(number, self._config.checkpoint.every):

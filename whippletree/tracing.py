@@ -9,18 +9,17 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from whippletree.errors import WhippletreeError
 from whippletree.log import IDS, about
 from whippletree.settings import TracingSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 QUEUE = 8192
 """Spans that wait for the collector at most; further ones push the oldest out."""
@@ -89,6 +88,22 @@ async def exporting(service: str, settings: TracingSettings) -> AsyncIterator[Tr
     if not settings.otlp:
         yield Tracing()
         return
+    provider = _provider(service, settings)
+    try:
+        yield Tracing(provider.get_tracer("whippletree"))
+    finally:
+        flush = threading.Thread(target=provider.shutdown, name="flush-of-traces", daemon=True)
+        flush.start()
+        await asyncio.to_thread(flush.join, FLUSH_DEADLINE)
+
+
+def _provider(service: str, settings: TracingSettings) -> "TracerProvider":
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # a third of a second
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
     secure = settings.otlp.startswith("https://")
     exporter = OTLPSpanExporter(endpoint=settings.otlp, insecure=not secure, timeout=EXPORT_DEADLINE)
     provider = TracerProvider(
@@ -97,9 +112,4 @@ async def exporting(service: str, settings: TracingSettings) -> AsyncIterator[Tr
         shutdown_on_exit=False,
     )
     provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=QUEUE, schedule_delay_millis=1000))
-    try:
-        yield Tracing(provider.get_tracer("whippletree"))
-    finally:
-        flush = threading.Thread(target=provider.shutdown, name="flush-of-traces", daemon=True)
-        flush.start()
-        await asyncio.to_thread(flush.join, FLUSH_DEADLINE)
+    return provider
