@@ -81,6 +81,8 @@ class Bench:
 
     supervisor: Supervisor
     layout: plan.Layout
+    engine: str
+    """host:port of the engine that answers at once."""
     channel: Any
     text: str
     reply: str
@@ -236,7 +238,7 @@ async def floor(bench: Bench) -> None:
 
 async def adding(bench: Bench) -> None:
     """added_p50_ms: one client by turns through the product and straight to the engine."""
-    direct = await load.connect(bench.layout.engine.removeprefix("http://"))
+    direct = await load.connect(bench.engine)
     through = await load.connect(bench.envoy)
     count = max(100, int(1_000 * bench.scale))
     bare: list[float] = []
@@ -349,10 +351,7 @@ async def serving(folder: Path, scale: float, together: bool) -> AsyncIterator[B
         program("benchmarks.engine", *arguments, "--delay", str(DELAY)) as (slow, _),
         Supervisor(folder, lambda name, what: None) as supervisor,
     ):
-        options = Options(
-            model_dir=model_dir, run_dir=folder, port=0, engine_url=engine, together=together, insecure_dev=True
-        )
-        layout = choose(options)
+        layout = choose(Options(model_dir=model_dir, run_dir=folder, port=0, together=together, insecure_dev=True))
         await supervisor.start([plan.gateway(layout)])
         gateway = f"{plan.HOST}:{layout.ports.gateway}"
         config = plan.envoy_config(layout)
@@ -373,7 +372,15 @@ async def serving(folder: Path, scale: float, together: bool) -> AsyncIterator[B
                 new = run_pb2.Run(policy=f"models/{model}")
                 await runs.CreateRun(run_pb2.CreateRunRequest(run_id=run, run=new))
             reply = made.decode(said, skip_special_tokens=False)
-            yield Bench(supervisor=supervisor, layout=layout, channel=channel, text=text, reply=reply, scale=scale)
+            yield Bench(
+                supervisor=supervisor,
+                layout=layout,
+                engine=engine.removeprefix("http://"),
+                channel=channel,
+                text=text,
+                reply=reply,
+                scale=scale,
+            )
 
 
 async def main(scale: float, parts: Sequence[str], folder: Path, together: bool) -> dict[str, Any]:
