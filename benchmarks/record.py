@@ -7,6 +7,9 @@ What the names mean:
 - append_4k_per_s: calls with a prompt of 4,096 and a response of 128 tokens recorded by `Generate`, the only public way
   to record a call, by 16 writers; no call shares its prompt, so all tokens are stored. The engine is
   `benchmarks/engine.py`; its processor time per call is beside it (append_engine_cpu_ms), as is the gateway's.
+- append_4k_joint_per_s: the same calls inside the gateway's process, as where it is together with the bridge: no wire,
+  no second process (`benchmarks/append.py`). append_4k_per_cpu_s is per second of the gateway's processor time,
+  append_4k_joint_per_cpu_s of the whole process's, writers included.
 - list_ratio_100k: p50 of one page of 100 rollouts at 100,000 rollouts over the same at 100.
 - rss_mb: resident memory of the gateway after 100,000 rollouts and 20,000 calls of 4k tokens.
 - stored_over_distinct: bytes of the database file for rollouts of 30 calls that grow to 16k tokens, over distinct
@@ -24,6 +27,7 @@ import asyncio
 import itertools
 import json
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -68,6 +72,7 @@ class Bench:
     channel: Any
     address: str
     pid: int
+    engine: str
     engine_pid: int
     database: Path
     scale: float
@@ -175,7 +180,7 @@ async def creating_and_listing(bench: Bench) -> None:
     few = await list_p50(bench)
     used = cpu_seconds(bench.pid)
     per_second = await bench.create(count - 100)
-    bench.tell(create_per_cpu_s=round(count / (cpu_seconds(bench.pid) - used)))
+    bench.tell(create_per_cpu_s=round((count - 100) / (cpu_seconds(bench.pid) - used)))
     bench.tell(create_512_per_s=round(per_second), rollouts=count, rss_rollouts_mb=memory_mb(bench.pid))
     many = await list_p50(bench)
     bench.tell(list_ratio_100k=round(many / few, 2), list_p50_ms_100=round(few, 2), list_p50_ms_100k=round(many, 2))
@@ -202,11 +207,23 @@ async def appending(bench: Bench) -> None:
     bench.tell(
         append_4k_per_s=round(done / seconds),
         append_calls=done,
+        append_4k_per_cpu_s=round(done / (cpu_seconds(bench.pid) - used)),
         append_gateway_cpu_ms=round(1000 * (cpu_seconds(bench.pid) - used) / done, 3),
         append_engine_cpu_ms=round(1000 * (cpu_seconds(bench.engine_pid) - engine_used) / done, 3),
         rss_mb=memory_mb(bench.pid),
         rss_peak_mb=memory_mb(bench.pid, "VmHWM"),
     )
+
+
+async def appending_joint(bench: Bench) -> None:
+    """append_4k_joint_per_s, in a process and on a store of its own."""
+    arguments = ("--store", str(bench.database.with_name("joint.db")), "--engine", bench.engine)
+    calls = ("--calls", str(bench.scaled(20_000, 320)))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.append", *arguments, *calls, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    bench.tell(**json.loads(output.splitlines()[-1]))
 
 
 async def storing(bench: Bench) -> None:
@@ -275,6 +292,7 @@ async def watching(bench: Bench) -> None:
     bench.tell(
         watchers=watchers,
         watch_changes_sent=seen,
+        watch_cpu_us_per_change=round(1e6 * (cpu_seconds(bench.pid) - used) / seen, 1),
         watch_cpu_s=round(cpu_seconds(bench.pid) - used, 1),
         watch_seconds=round(time.perf_counter() - begin, 1),
         watch_memory_before_mb=rest,
@@ -293,6 +311,7 @@ def run_request(name: str) -> run_pb2.CreateRunRequest:
 PARTS: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "create": creating_and_listing,
     "append": appending,
+    "joint": appending_joint,
     "store": storing,
     "read": reading,
     "watch": watching,
@@ -314,6 +333,7 @@ async def main(scale: float, parts: Sequence[str], folder: Path) -> dict[str, An
             channel=channel,
             address=address,
             pid=process.pid,
+            engine=engine,
             engine_pid=engine_process.pid,
             database=database,
             scale=scale,
