@@ -29,7 +29,7 @@ from whippletree.v1 import rollout_pb2, rollout_pb2_grpc, run_pb2, run_pb2_grpc
 from benchmarks import chaos_agent, chaos_check
 from tests.fakes.tiny_model import write_tiny_model
 from whippletree.channel import call, connect
-from whippletree.cli import plan
+from whippletree.cli import identity, plan
 from whippletree.cli.engine import engine_command
 from whippletree.cli.envoy import render, templates, write
 from whippletree.cli.health import HttpHealth
@@ -40,6 +40,7 @@ from whippletree.cli.supervisor import Supervisor
 from whippletree.cli.system import Options, choose
 from whippletree.client import open_client
 from whippletree.errors import WhippletreeError
+from whippletree.settings import AccessSettings
 
 PATIENCE = 120.0
 """Seconds for which one request is repeated, and for which rollouts may go on after the last kill."""
@@ -81,6 +82,11 @@ class Chaos:
         return f"{plan.HOST}:{self.layout.ports.gateway}"
 
     @property
+    def access(self) -> AccessSettings:
+        """The key of whoever works here."""
+        return identity.access(self.folder)
+
+    @property
     def logs(self) -> Path:
         """Where agents note what was acknowledged."""
         return self.folder / "acknowledged"
@@ -110,7 +116,7 @@ class Chaos:
 
     async def register(self) -> None:
         """Tell the gateway where the engine is."""
-        async with open_client(self.gateway, patience=PATIENCE) as client:
+        async with open_client(self.gateway, self.access, patience=PATIENCE) as client:
             await client.register_model(plan.model(self.layout))
 
     async def kill(self, until: float) -> None:
@@ -127,7 +133,7 @@ class Chaos:
 
     async def load(self, until: float) -> None:
         """Keep so many rollouts under way, made one after another by each of these until that time."""
-        async with connect(self.gateway) as channel:
+        async with connect(self.gateway, self.access) as channel:
             runs: Any = run_pb2_grpc.RunServiceStub(channel)
             run = run_pb2.CreateRunRequest(run_id="chaos", run=run_pb2.Run(policy="models/policy"))
             await call(lambda: runs.CreateRun(run, timeout=10), patience=PATIENCE)
@@ -167,7 +173,7 @@ class Chaos:
 
     async def findings(self) -> chaos_check.Findings:
         """Everything that is wrong while the system still runs."""
-        async with open_client(self.gateway, patience=PATIENCE) as client:
+        async with open_client(self.gateway, self.access, patience=PATIENCE) as client:
             found = await chaos_check.check(client, self.created, self.logs)
         for _ in range(100):  # agents that were told to stop may take their grace
             if not (left := self.agents()):
@@ -185,7 +191,8 @@ class Chaos:
 async def run(wanted: Wanted, folder: Path) -> dict[str, Any]:
     """The whole story; the figures."""
     model_dir = write_tiny_model(folder / "model", maximum_length=4096)
-    layout = choose(Options(model_dir=model_dir, run_dir=folder, port=0, together=wanted.together, insecure_dev=True))
+    layout = choose(Options(model_dir=model_dir, run_dir=folder, port=0, together=wanted.together))
+    identity.prepare(folder)
     mark = uuid.uuid4().hex
     os.environ[f"{MARK}_PARTS"] = mark  # all parts inherit it
     begin = time.monotonic()

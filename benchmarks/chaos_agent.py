@@ -25,7 +25,11 @@ class Refused(Exception):
 def post(url: str, body: dict[str, Any], key: str) -> dict[str, Any]:
     """POST until it is answered. Refused for 4xx."""
     parts, deadline = urlsplit(url), time.monotonic() + PATIENCE
-    headers = {"content-type": "application/json", "authorization": "Bearer none", "idempotency-key": key}
+    headers = {
+        "content-type": "application/json",
+        "authorization": f"Bearer {os.environ['WHIPPLETREE_TOKEN']}",
+        "idempotency-key": key,
+    }
     while time.monotonic() < deadline:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
         try:
