@@ -1,6 +1,7 @@
 """Command lines of the parts, and what the model directory must have."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,33 @@ def test_a_folder_without_a_model_names_the_option(tmp_path: Path) -> None:
 def test_endpoints_name_every_part(tmp_path: Path) -> None:
     found = plan.endpoints(layout(tmp_path), pid=7, pids={"gateway": 8})
     assert (found.api, found.gateway, found.pids) == ("http://127.0.0.1:1", "127.0.0.1:3", {"gateway": 8})
+
+
+def test_what_is_seen_of_a_system_is_in_its_endpoints_and_every_part_is_told(tmp_path: Path) -> None:
+    ports = plan.Ports(
+        envoy=1,
+        envoy_admin=2,
+        gateway=3,
+        bridge=4,
+        controller=5,
+        engine=6,
+        gateway_metrics=7,
+        bridge_metrics=8,
+        controller_metrics=9,
+    )
+    made = replace(layout(tmp_path), ports=ports, otlp="http://127.0.0.1:4317")
+    services = {part.name: part for part in (plan.gateway(made), *plan.bridges(made), plan.controller(made))}
+    for name, port in (("gateway", 7), ("bridge", 8), ("controller", 9)):
+        environment = services[name].environment
+        assert environment[f"{name.upper()}_METRICS__LISTEN"] == f"127.0.0.1:{port}"
+        assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://127.0.0.1:4317"
+    assert plan.envoy_values(made).otlp == "http://127.0.0.1:4317"
+    assert plan.endpoints(made, pid=1, pids={}).metrics == {
+        "gateway": "http://127.0.0.1:7/metrics",
+        "bridge": "http://127.0.0.1:8/metrics",
+        "controller": "http://127.0.0.1:9/metrics",
+        "envoy": "http://127.0.0.1:2/stats/prometheus",
+    }
+    joint = replace(made, together=True)
+    assert plan.gateway(joint).environment["GATEWAY_METRICS__LISTEN"] == "127.0.0.1:7"
+    assert "bridge" not in plan.endpoints(joint, pid=1, pids={}).metrics

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 
@@ -27,6 +27,8 @@ class Endpoints:
     """The process that supervises."""
     pids: dict[str, int]
     """Process id of every part that this system started."""
+    metrics: dict[str, str] = field(default_factory=dict)
+    """URL of every part's metrics, for Prometheus."""
 
 
 def path(run_dir: Path) -> Path:

@@ -18,6 +18,8 @@ from whippletree.client import Model
 
 HOST = "127.0.0.1"
 ENVOY = str(Path(sys.executable).with_name("envoy"))
+OTLP = "OTEL_EXPORTER_OTLP_ENDPOINT"
+"""The environment's name for the collector of traces."""
 ALONE = ("--notice", "0")
 """Arguments of a service without a second replica, to which calls could go while it stops."""
 
@@ -32,6 +34,10 @@ class Ports:
     bridge: int
     controller: int
     engine: int
+    gateway_metrics: int = 0
+    bridge_metrics: int = 0
+    controller_metrics: int = 0
+    """Metrics; 0 = not served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,8 @@ class Layout:
     """Gateway and bridge are one process, on the gateway's port."""
     insecure_dev: bool = False
     """Nobody is asked for a key or a token."""
+    otlp: str = ""
+    """The collector of traces; empty = no traces."""
 
     @property
     def engine(self) -> str:
@@ -100,6 +108,7 @@ def envoy_values(layout: Layout) -> EnvoyValues:
         bridge=_at(layout.ports.bridge),
         access_log=str(layout.run_dir / "logs" / "access.log"),
         insecure_dev=layout.insecure_dev,
+        otlp=layout.otlp,
     )
 
 
@@ -184,6 +193,7 @@ def endpoints(layout: Layout, *, pid: int, pids: Mapping[str, int]) -> Endpoints
         record=str(layout.run_dir / "record.db"),
         pid=pid,
         pids=dict(pids),
+        metrics=metrics(layout),
     )
 
 
@@ -202,12 +212,28 @@ def _service(
     return Part(
         name=name,
         command=(sys.executable, "-m", module, "--listen", _at(port), *insecure, *arguments),
-        environment={"PYTHONPATH": str(layout.root)},
+        environment={"PYTHONPATH": str(layout.root), **_telemetry(layout, setting or name)},
         ready=GrpcHealth(address=_at(port)),
         address=_at(port),
         port_setting=port_setting(setting or name),
         grace=grace,
     )
+
+
+def _telemetry(layout: Layout, service: str) -> dict[str, str]:
+    """Settings of a service that say where it is seen, as environment."""
+    port: int = getattr(layout.ports, f"{service}_metrics")
+    metrics = {f"{service.upper()}_METRICS__LISTEN": _at(port)} if port else {}
+    return metrics | ({OTLP: layout.otlp} if layout.otlp else {})
+
+
+def metrics(layout: Layout) -> dict[str, str]:
+    """URL of each part's metrics, for Prometheus."""
+    ports = {"gateway": layout.ports.gateway_metrics, "controller": layout.ports.controller_metrics}
+    if not layout.together:
+        ports["bridge"] = layout.ports.bridge_metrics
+    urls = {name: f"http://{_at(port)}/metrics" for name, port in ports.items() if port}
+    return urls | {"envoy": f"http://{_at(layout.ports.envoy_admin)}/stats/prometheus"}
 
 
 def _key(layout: Layout) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ class Options:
     engine_url: str = ""
     together: bool = False
     insecure_dev: bool = False
+    otlp: str = ""
 
 
 class System:
@@ -140,6 +141,8 @@ async def system(options: Options, report: Report) -> AsyncIterator[System]:
 
 def choose(options: Options) -> plan.Layout:
     """Absolute paths and ports; a port of 0 becomes a free one. UserError where one that was chosen is taken."""
+    if options.otlp and not options.otlp.startswith("http://"):
+        raise UserError(f"--otlp {options.otlp}: the collector of traces is an http://host:port, its OTLP over gRPC")
     wanted = {
         "envoy": options.port,
         "envoy_admin": 0,
@@ -147,6 +150,9 @@ def choose(options: Options) -> plan.Layout:
         "bridge": options.bridge_port,
         "controller": options.controller_port,
         "engine": options.engine_port,
+        "gateway_metrics": 0,
+        "bridge_metrics": 0,
+        "controller_metrics": 0,
     }
     for name, port in wanted.items():
         if port and not ports.is_free(port):
@@ -162,6 +168,7 @@ def choose(options: Options) -> plan.Layout:
         model_name=options.model_name,
         ports=plan.Ports(**chosen),
         engine_url=options.engine_url.rstrip("/"),
+        otlp=options.otlp,
         together=options.together,
         insecure_dev=options.insecure_dev,
     )

@@ -40,6 +40,13 @@ def up(
     insecure_dev: Annotated[
         bool, typer.Option("--insecure-dev", help="Ask nobody for a key or a token; everything stays on the loopback.")
     ] = False,
+    otlp: Annotated[
+        str,
+        typer.Option(
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="OpenTelemetry collector that gets traces, http://host:port of its OTLP over gRPC; empty = none.",
+        ),
+    ] = "",
 ) -> None:
     """Start engine, gateway, bridge, controller and Envoy, and keep them running until Ctrl-C.
 
@@ -62,6 +69,7 @@ def up(
         controller_port=controller_port,
         together=together,
         insecure_dev=insecure_dev,
+        otlp=otlp,
     )
     run(_up(options), on_sigterm=0)
 
