@@ -18,6 +18,7 @@ from openai_bridge.gateway import Ask, Gateway
 from openai_bridge.in_flight import Scope
 from openai_bridge.models import Models
 from openai_bridge.recorder import Recorder
+from openai_bridge.settings import LimitSettings
 from openai_bridge.tokenizer import Tokenizer
 from openai_bridge.tokenizer_cache import Tokenizers, to_prompt
 from openai_bridge.types import (
@@ -27,7 +28,6 @@ from openai_bridge.types import (
     Completion,
     Finish,
     Generation,
-    Limits,
     Part,
     Prompt,
     Repeat,
@@ -49,7 +49,7 @@ class Completions:
     models: Models
     tokenizers: Tokenizers
     deliveries: Deliveries
-    limits: Limits
+    limits: LimitSettings
     keep_alive: float
     """Seconds between keep-alives; 0 = none."""
     clock: Callable[[], float]
@@ -61,6 +61,7 @@ class Completions:
     ) -> AsyncIterator[Part]:
         """The answer's bytes. Raises WhippletreeError, before the first part unless a keep-alive was the first part."""
         request = dialect.parse(data, self.limits)
+        del data  # a hold may be long
         request_ids = [str(uuid.uuid4()) for _ in range(request.choices)]
         delivery = self.deliveries.begin(caller.rollout, request_ids)
         work = scope.start(
@@ -76,7 +77,10 @@ class Completions:
             while not (await asyncio.wait({work}, timeout=self.keep_alive))[0]:
                 self.recorder.kept_alive(dialect.name)
                 yield Part(content_type=SSE, data=dialect.keep_alive)
-        completion, call_ids = await scope.result(work)
+        try:
+            completion, call_ids = await scope.result(work)
+        finally:
+            del work  # see `Scope.result`
         if request.stream:
             for chunk in packed(dialect.events(completion, request), MESSAGE):
                 yield Part(content_type=SSE, data=chunk)

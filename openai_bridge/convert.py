@@ -9,6 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.api import httpbody_pb2
 from whippletree.v1 import identity_pb2, inference_pb2, model_call_pb2, model_pb2
 
+from openai_bridge.encoding import decoded
+from openai_bridge.settings import LimitSettings
 from openai_bridge.types import Caller, Finish, Generation, Mode, Model, Part, Repeat, Sampling
 from whippletree.errors import InvalidFieldError
 from whippletree.tokens import unpack_floats, unpack_ids
@@ -20,6 +22,14 @@ class PathRequest(Protocol):
     rollout: str
     attempt: str
     mode: str
+
+
+class BodyRequest(PathRequest, Protocol):
+    """One that carries a body."""
+
+    @property
+    def body(self) -> httpbody_pb2.HttpBody:
+        """As the harness sent it."""
 
 
 _ROLLOUT = re.compile(r"[a-z0-9-]{1,48}")
@@ -45,6 +55,11 @@ def caller(request: PathRequest) -> Caller:
     if request.mode not in set(Mode):
         raise InvalidFieldError(f"Invalid mode '{request.mode}' in the path: train or eval.", field="mode")
     return Caller(rollout=request.rollout, attempt=int(request.attempt), mode=Mode(request.mode))
+
+
+def body(request: BodyRequest, headers: Iterable[tuple[str, str | bytes]], limits: LimitSettings) -> bytes:
+    """The harness's body, decompressed."""
+    return decoded(request.body.data, str(dict(headers).get("content-encoding", "")), limits.body)
 
 
 def repeat(headers: Iterable[tuple[str, str | bytes]]) -> Repeat:

@@ -39,6 +39,8 @@ class _Kind:
 
 _KINDS: Mapping[str, _Kind] = {
     "INVALID_FIELD": _Kind(status=400, code="invalid_value"),
+    "REQUEST_TOO_LARGE": _Kind(status=413, code="request_too_large"),
+    "UNSUPPORTED_ENCODING": _Kind(status=415, code="unsupported_encoding"),
     "NOT_FOUND": _Kind(status=404, code="not_found"),
     "STALE_ATTEMPT": _Kind(status=400, code="stale_attempt"),
     "ROLLOUT_ENDED": _Kind(status=400, code="rollout_ended"),

@@ -52,6 +52,8 @@ class Scope:
             if waiting is not None and waiting.cancelling():
                 raise  # it is who waits that is cut
             raise ShuttingDownError("The service is shutting down.") from None
+        finally:
+            del task  # or it, its error and this frame would keep one another until garbage is collected
 
     def __enter__(self) -> Self:
         self._in_flight.opened(self)

@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from openai_bridge.template import FAILURES, ChatTemplate
 from openai_bridge.types import ChatRequest, Message, ToolCall
 from whippletree.errors import InvalidFieldError
@@ -63,6 +65,8 @@ def _object(text: str) -> Mapping[str, Any]:
     """Arguments as an object; text that is none is kept under one key, so that the template has what to walk over."""
     try:
         value = json.loads(text)
+        if "\\u" in text:
+            orjson.loads(text)  # refuses an escaped half of a surrogate pair, which no tokenizer takes
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {"arguments": text}

@@ -20,7 +20,6 @@ from openai_bridge.servicers.anthropic import AnthropicServicer
 from openai_bridge.servicers.openai import OpenAIServicer
 from openai_bridge.settings import BridgeSettings
 from openai_bridge.tokenizer_cache import Tokenizers
-from openai_bridge.types import Limits
 from whippletree.channel import connect
 from whippletree.contract import public_services
 from whippletree.identity.guard import ByKeyOrToken, Guard
@@ -102,7 +101,7 @@ def _services(
         models=models,
         tokenizers=Tokenizers(),
         deliveries=deliveries,
-        limits=Limits(choices=settings.generation.max_choices),
+        limits=settings.limits,
         keep_alive=settings.stream.keep_alive,
         clock=time.time,
         recorder=recorder,

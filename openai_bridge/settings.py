@@ -13,8 +13,21 @@ class GenerationSettings(Section):
     """Seconds for which an unavailable gateway or engine is asked again, with the same request id."""
     deadline: float = 3600.0
     """Seconds that one generation may take, holds while weights change included."""
-    max_choices: int = 16
-    """Largest `n` of a request."""
+
+
+class LimitSettings(Section):
+    """How much one request may ask for. All limits, and what is answered beyond them: docs/limits.md."""
+
+    body: int = Field(default=64 << 20, ge=1)
+    """Bytes of a body, also when it is decompressed. Envoy's own limit is the same."""
+    values: int = Field(default=1_000_000, ge=1)
+    """JSON values of a body, commas in its texts included: a value may cost a hundred times its bytes in memory."""
+    messages: int = Field(default=10_000, ge=1)
+    """Messages of a conversation."""
+    tools: int = Field(default=1_000, ge=1)
+    """Tools."""
+    choices: int = Field(default=16, ge=1)
+    """Generations of one prompt, `n`."""
 
 
 class StreamSettings(Section):
@@ -49,6 +62,7 @@ class BridgeSettings(ReplicaSettings):
     models_age: float = 5.0
     """Seconds for which the gateway's list of models is believed."""
     generation: GenerationSettings = GenerationSettings()
+    limits: LimitSettings = LimitSettings()
     stream: StreamSettings = StreamSettings()
     delivery: DeliverySettings = DeliverySettings()
     telemetry: TracingSettings = Field(default_factory=TracingSettings)

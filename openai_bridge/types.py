@@ -47,14 +47,6 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How much one request may ask for."""
-
-    choices: int = 16
-    """Generations of one prompt."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
     """A call of a tool, in a harness's history or in a reply."""
 

@@ -209,7 +209,9 @@ def _stream(
 ) -> Callable[..., AsyncIterator[Any]]:
     async def run(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         with observed(request, context):
-            async for message in method(request, context):
+            messages = method(request, context)
+            del request  # a call that is aborted keeps this frame until garbage is collected
+            async for message in messages:
                 yield message
 
     return run

@@ -135,9 +135,10 @@ def known(error: Exception, name: str) -> WhippletreeError:
     return InternalError("internal error")
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, name: str) -> None:
-    """End a call with its error's status."""
-    await context.abort_with_status(rpc_status.to_status(known(error, name).to_status()))
+def _status(error: Exception, name: str) -> Any:
+    """How a call ends. To be aborted outside of the `except` clause: a call and what aborted it keep one another, and
+    whatever led to that, until garbage is collected. A body in some frame may be large."""
+    return rpc_status.to_status(known(error, name).to_status())
 
 
 async def _refuse(context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -156,11 +157,12 @@ def _unary(method: Callable[..., Awaitable[Any]], name: str, calls: Calls) -> Ca
         except asyncio.CancelledError:
             if not calls.was_cut():
                 raise
-            await _abort(context, STOPS, name)
+            status = _status(STOPS, name)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            await _abort(context, error, name)
+            status = _status(error, name)
+        return await context.abort_with_status(status)
 
     return guarded
 
@@ -172,16 +174,20 @@ def _stream(method: Callable[..., AsyncIterator[Any]], name: str, calls: Calls) 
         calls.begin()
         try:
             _check_decoded(request)
-            async for message in method(request, context):
+            messages = method(request, context)
+            del request  # see `_status`
+            async for message in messages:
                 yield message
+            return
         except asyncio.CancelledError:
             if not calls.was_cut():
                 raise
-            await _abort(context, STOPS, name)
+            status = _status(STOPS, name)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            await _abort(context, error, name)
+            status = _status(error, name)
+        await context.abort_with_status(status)
 
     return guarded
 

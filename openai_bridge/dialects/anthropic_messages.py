@@ -6,15 +6,16 @@ the assistant's reasoning, so that a reply which comes back renders to the token
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
 from pydantic import Field
 
 from openai_bridge.dialects import anthropic_reply
-from openai_bridge.dialects.body import INT32, Loose, digest, json_object, validated
+from openai_bridge.dialects.body import INT32, Loose, Stops, digest, json_object, validated
 from openai_bridge.errors import Failure
-from openai_bridge.types import ChatRequest, Completion, Limits, Message, Sampling, ToolCall
+from openai_bridge.settings import LimitSettings
+from openai_bridge.types import ChatRequest, Completion, Message, Sampling, ToolCall
 from whippletree.errors import InvalidFieldError
 
 DIALECT = "anthropic.messages"
@@ -56,7 +57,7 @@ class _Body(Loose):
     output_config: _OutputConfig | None = None
     stream: bool | None = None
     max_tokens: int | None = Field(default=None, ge=1)
-    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)] | None = None
+    stop_sequences: Stops | None = None
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=INT32)
@@ -69,9 +70,9 @@ class AnthropicMessages:
     id_prefix = "msg_"
     keep_alive = anthropic_reply.event({"type": "ping"})
 
-    def parse(self, data: bytes, limits: Limits) -> ChatRequest:
+    def parse(self, data: bytes, limits: LimitSettings) -> ChatRequest:
         """See `Dialect`."""
-        return parse(data)
+        return parse(data, limits)
 
     def body(self, completion: Completion) -> bytes:
         """See `Dialect`."""
@@ -114,9 +115,9 @@ def _error(failure: Failure) -> dict[str, Any]:
     return {"type": "error", "error": {"type": error_type(failure.status), "message": message, "details": details}}
 
 
-def parse(data: bytes) -> ChatRequest:
+def parse(data: bytes, limits: LimitSettings) -> ChatRequest:
     """The request in a body. Raises InvalidFieldError, `field=` naming the place."""
-    whole = json_object(data)
+    whole = json_object(data, limits)
     body = validated(_Body, whole)
     if body.output_config is not None and body.output_config.format is not None:
         raise InvalidFieldError("'output_config.format' is not supported.", field="output_config.format")

@@ -1,15 +1,29 @@
-"""What all dialects do with a body: JSON, a loose schema, a digest. Raises InvalidFieldError alone."""
+"""What all dialects do with a body: JSON within limits, a loose schema, a digest.
+
+Raises InvalidFieldError, or RequestTooLargeError where there is more of something than the limits allow.
+"""
 
 from collections.abc import Collection, Mapping
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from whippletree.errors import InvalidFieldError
+from openai_bridge.settings import LimitSettings
+from whippletree.errors import InvalidFieldError, RequestTooLargeError
 
 INT32 = 2**31 - 1
+Stop = Annotated[str, Field(min_length=1, max_length=1_000)]
+"""A stop string."""
+Stops = Annotated[
+    list[Stop], Field(max_length=16), BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
+]
+"""Stop strings; one alone may be given as it is."""
+
+_MARKS = (b",", b"[", b"{")
+"""A body has no more values than it has of these, and one. What is in its strings counts too: that much never fits a
+model's context."""
 
 
 class Loose(BaseModel):
@@ -21,14 +35,21 @@ class Loose(BaseModel):
 B = TypeVar("B", bound=Loose)
 
 
-def json_object(data: bytes) -> dict[str, Any]:
-    """A body that is one JSON object."""
+def json_object(data: bytes, limits: LimitSettings) -> dict[str, Any]:
+    """A body that is one JSON object, with no more in it than one request may ask for."""
+    if len(data) > limits.body:
+        raise RequestTooLargeError(f"The body has {len(data)} bytes, more than {limits.body}.", field="body")
+    if len(data) > limits.values and sum(map(data.count, _MARKS)) >= limits.values:
+        raise RequestTooLargeError(f"The body has more than {limits.values} JSON values or commas.", field="body")
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise InvalidFieldError(f"The body could not be parsed as JSON: {error}", field="body") from None
     if not isinstance(value, dict):
         raise InvalidFieldError("The body must be a JSON object.", field="body")
+    for field, most in (("messages", limits.messages), ("tools", limits.tools)):
+        if isinstance(listed := value.get(field), list) and len(listed) > most:
+            raise RequestTooLargeError(f"Invalid '{field}': {len(listed)}, more than {most}.", field=field)
     return value
 
 

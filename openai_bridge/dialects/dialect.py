@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from openai_bridge.errors import Failure
-from openai_bridge.types import ChatRequest, Completion, Limits
+from openai_bridge.settings import LimitSettings
+from openai_bridge.types import ChatRequest, Completion
 
 
 class Dialect(Protocol):
@@ -25,7 +26,7 @@ class Dialect(Protocol):
     def keep_alive(self) -> bytes:
         """What its clients skip in an event stream, before the first event too."""
 
-    def parse(self, data: bytes, limits: Limits) -> ChatRequest:
+    def parse(self, data: bytes, limits: LimitSettings) -> ChatRequest:
         """The request in a body. Raises InvalidFieldError, `field=` naming the place."""
 
     def body(self, completion: Completion) -> bytes:

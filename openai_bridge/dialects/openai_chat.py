@@ -4,15 +4,16 @@ Unknown fields are ignored at every level; what cannot be honoured is refused an
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
 from pydantic import AliasChoices, Field
 
 from openai_bridge import reply
-from openai_bridge.dialects.body import INT32, Loose, digest, json_object, json_text, validated
+from openai_bridge.dialects.body import INT32, Loose, Stops, digest, json_object, json_text, validated
 from openai_bridge.errors import Failure
-from openai_bridge.types import ChatRequest, Completion, Limits, Message, Sampling, ToolCall
+from openai_bridge.settings import LimitSettings
+from openai_bridge.types import ChatRequest, Completion, Message, Sampling, ToolCall
 from whippletree.errors import InvalidFieldError
 
 DIALECT = "openai.chat"
@@ -28,8 +29,6 @@ STREAM_SETTINGS = frozenset({"stream", "stream_options"})
 """A harness may repeat a cut stream as a plain request."""
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Template variables that a request may not set."""
-
-Stop = Annotated[str, Field(min_length=1)]
 
 
 class _Function(Loose):
@@ -65,7 +64,7 @@ class _Body(Loose):
     n: int | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stop: Stops | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -79,7 +78,7 @@ class _Body(Loose):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     min_p: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | None = Field(default=None, max_length=1_000)
 
 
 OTHER_SAMPLING = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "logit_bias")
@@ -92,7 +91,7 @@ class OpenAIChat:
     id_prefix = "chatcmpl-"
     keep_alive = b": keep-alive\n\n"
 
-    def parse(self, data: bytes, limits: Limits) -> ChatRequest:
+    def parse(self, data: bytes, limits: LimitSettings) -> ChatRequest:
         """See `Dialect`."""
         return parse(data, limits)
 
@@ -135,13 +134,12 @@ def error_type(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
-def parse(data: bytes, limits: Limits) -> ChatRequest:
+def parse(data: bytes, limits: LimitSettings) -> ChatRequest:
     """The request in a body. Raises InvalidFieldError, `field=` naming the place."""
-    whole = json_object(data)
+    whole = json_object(data, limits)
     body = validated(_Body, whole)
     _refuse(body, limits)
     limit = body.max_completion_tokens or body.max_tokens
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     other = {name: value for name in OTHER_SAMPLING if (value := getattr(body, name)) is not None}
     return ChatRequest(
         model=body.model,
@@ -152,7 +150,7 @@ def parse(data: bytes, limits: Limits) -> ChatRequest:
             top_p=body.top_p,
             top_k=body.top_k,
             max_tokens=None if limit is None else min(limit, INT32),
-            stop=stop,
+            stop=tuple(body.stop or ()),
             seed=body.seed,
             other=orjson.dumps(other).decode() if other else "",
         ),
@@ -165,7 +163,7 @@ def parse(data: bytes, limits: Limits) -> ChatRequest:
     )
 
 
-def _refuse(body: _Body, limits: Limits) -> None:
+def _refuse(body: _Body, limits: LimitSettings) -> None:
     """Raise for what would otherwise be dropped in silence."""
     if body.n is not None and body.n > limits.choices:
         raise InvalidFieldError(f"Invalid 'n': at most {limits.choices} choices are sampled at once.", field="n")

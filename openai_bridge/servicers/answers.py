@@ -43,10 +43,11 @@ async def answer(
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except Exception as error:
-            known = _known(error)
-            async for message in _told(dialect, known, context, sent):
+            async for message in _told(dialect, _known(error), context, sent):
                 yield message
-            raise known from error
+            if isinstance(error, WhippletreeError):
+                raise  # as it is: an error that causes itself would keep the body until the next collection of garbage
+            raise InternalError("internal error") from error
 
 
 def _known(error: Exception) -> WhippletreeError:

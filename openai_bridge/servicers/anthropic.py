@@ -26,8 +26,9 @@ class AnthropicServicer(bridge_pb2_grpc.AnthropicBridgeServiceServicer):
         """A message, streamed or not."""
 
         def parts(scope: Scope) -> AsyncIterator[Part]:
-            repeat = convert.repeat(context.invocation_metadata() or ())
-            return self._completions.answer(self._dialect, convert.caller(request), request.body.data, repeat, scope)
+            caller, headers = convert.caller(request), context.invocation_metadata() or ()
+            data = convert.body(request, headers, self._completions.limits)
+            return self._completions.answer(self._dialect, caller, data, convert.repeat(headers), scope)
 
         return answer(self._dialect, self._in_flight, request, context, parts)
 
@@ -37,7 +38,9 @@ class AnthropicServicer(bridge_pb2_grpc.AnthropicBridgeServiceServicer):
         """The length of a prompt."""
 
         async def parts(scope: Scope) -> AsyncIterator[Part]:
-            count = await self._completions.count(self._dialect, convert.caller(request), request.body.data)
+            caller = convert.caller(request)
+            data = convert.body(request, context.invocation_metadata() or (), self._completions.limits)
+            count = await self._completions.count(self._dialect, caller, data)
             yield Part(content_type=JSON, data=anthropic_reply.token_count(count))
 
         return answer(self._dialect, self._in_flight, request, context, parts)

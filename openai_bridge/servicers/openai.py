@@ -25,8 +25,9 @@ class OpenAIServicer(bridge_pb2_grpc.OpenAIBridgeServiceServicer):
         """A chat completion, streamed or not."""
 
         def parts(scope: Scope) -> AsyncIterator[Part]:
-            repeat = convert.repeat(context.invocation_metadata() or ())
-            return self._completions.answer(self._dialect, convert.caller(request), request.body.data, repeat, scope)
+            caller, headers = convert.caller(request), context.invocation_metadata() or ()
+            data = convert.body(request, headers, self._completions.limits)
+            return self._completions.answer(self._dialect, caller, data, convert.repeat(headers), scope)
 
         return answer(self._dialect, self._in_flight, request, context, parts)
 

@@ -5,6 +5,7 @@ import pytest
 
 from openai_bridge.dialects.anthropic_messages import AnthropicMessages, error_type, parse
 from openai_bridge.errors import failure
+from openai_bridge.settings import LimitSettings
 from openai_bridge.types import ChatRequest, Message, ToolCall
 from whippletree import errors
 from whippletree.errors import InvalidFieldError
@@ -14,7 +15,7 @@ BILLING = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; 
 
 
 def understood(**fields: Any) -> ChatRequest:
-    return parse(json.dumps({"model": "m", "max_tokens": 9, "messages": [USER], **fields}).encode())
+    return parse(json.dumps({"model": "m", "max_tokens": 9, "messages": [USER], **fields}).encode(), LimitSettings())
 
 
 def text(words: str, **more: Any) -> dict[str, Any]:

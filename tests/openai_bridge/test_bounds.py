@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from openai_bridge.bounds import bound
 from openai_bridge.dialects.openai_chat import parse
+from openai_bridge.settings import LimitSettings
 from openai_bridge.template import ChatTemplate
 from openai_bridge.tokenizer import Tokenizer
 from openai_bridge.tokenizer_cache import to_prompt
-from openai_bridge.types import Limits
 from tests.fakes.chat_model import CHATML
 from tests.fakes.tokenizers import KINDS
 from whippletree.errors import ContextLengthExceededError
@@ -28,7 +28,7 @@ class Untouched(Tokenizer):
 
 def asked(content: str) -> Any:
     body = {"model": "m", "messages": [{"role": "user", "content": content}]}
-    return parse(json.dumps(body).encode(), Limits())
+    return parse(json.dumps(body).encode(), LimitSettings())
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bytes-nfc"])

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from openai_bridge.dialects.openai_chat import parse
-from openai_bridge.types import ChatRequest, Limits
+from openai_bridge.settings import LimitSettings
+from openai_bridge.types import ChatRequest
 from whippletree.errors import InvalidFieldError
 
 USER = {"role": "user", "content": "hi"}
@@ -12,12 +13,12 @@ USER = {"role": "user", "content": "hi"}
 
 def understood(**fields: Any) -> ChatRequest:
     body = {"model": "m", "messages": [USER], **fields}
-    return parse(json.dumps(body).encode(), Limits(choices=4))
+    return parse(json.dumps(body).encode(), LimitSettings(choices=4))
 
 
 def refused(data: bytes) -> InvalidFieldError:
     with pytest.raises(InvalidFieldError) as caught:
-        parse(data, Limits(choices=4))
+        parse(data, LimitSettings(choices=4))
     return caught.value
 
 
@@ -143,6 +144,6 @@ def test_stream_options() -> None:
 def test_the_digest_is_that_of_the_body_without_its_stream_settings() -> None:
     one = understood(stream=True, stream_options={"include_usage": True}, seed=1, metadata={"a": 1, "b": [2]})
     same = {"metadata": {"b": [2], "a": 1}, "messages": [USER], "model": "m", "seed": 1}
-    assert parse(json.dumps(same, indent=1).encode(), Limits(choices=4)).digest == one.digest
+    assert parse(json.dumps(same, indent=1).encode(), LimitSettings(choices=4)).digest == one.digest
     others = [understood(seed=2), understood(seed=1, metadata={"a": 1}), understood(), understood(n=2)]
     assert len({one.digest, *(other.digest for other in others)}) == 5, "fields that are not used count too"

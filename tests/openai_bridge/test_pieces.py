@@ -11,10 +11,10 @@ from tokenizers import AddedToken
 from openai_bridge.dialects.openai_chat import parse
 from openai_bridge.pieces import PieceCache, cut, hides, most_frequent, safe_marks
 from openai_bridge.render import render
+from openai_bridge.settings import LimitSettings
 from openai_bridge.template import ChatTemplate
 from openai_bridge.tokenizer import Tokenizer
 from openai_bridge.tokenizer_cache import to_prompt
-from openai_bridge.types import Limits
 from tests.fakes.chat_model import CHATML, QWEN
 from tests.fakes.tokenizers import KINDS
 
@@ -52,7 +52,7 @@ def tokenizer(kind: str, template: str, kept: int = 1 << 20) -> Tokenizer:
 
 
 def asked(messages: list[dict[str, Any]]) -> Any:
-    return parse(json.dumps({"model": "m", "messages": messages}).encode(), Limits())
+    return parse(json.dumps({"model": "m", "messages": messages}).encode(), LimitSettings())
 
 
 @pytest.mark.parametrize("kept", [1 << 20, 2_000], ids=["kept", "often-dropped"])

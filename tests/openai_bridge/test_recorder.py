@@ -42,5 +42,6 @@ async def test_keep_alives_are_counted_and_a_harness_that_goes_away_is_a_loss(tm
         call = running.call(STREAMED)
         await call.read()
         await scrape_until(metrics, lambda s: s.value("whippletree_bridge_keep_alives_total") > 1)
+        await running.policy.until(lambda: len(running.policy.asked) == 1)  # before, there is nothing to lose
         call.cancel()
         await scrape_until(metrics, lambda s: s.value("whippletree_bridge_deliveries_total", outcome="lost") == 1)

@@ -39,10 +39,10 @@ def test_argument_text_becomes_an_object_where_the_template_walks_over_it() -> N
     assert "a=1;" in render(template(QWEN_OBJECTS), request(USER, called({"a": 1})))
 
 
-@pytest.mark.parametrize("broken", ['{"cmd": "ls', "[1]", "null", "", "7", "{" * 9000])
+@pytest.mark.parametrize("broken", ['{"cmd": "ls', "[1]", "null", "", "7", "{" * 9000, '{"a": "\\ud800"}'])
 @pytest.mark.parametrize("source", [QWEN, QWEN_OBJECTS, CHATML])
 def test_broken_arguments_in_the_history_are_rendered(source: str, broken: str) -> None:
-    assert render(template(source), request(USER, called(broken)))
+    assert render(template(source), request(USER, called(broken))).encode(), "Unicode that a tokenizer takes"
 
 
 def test_late_system_message_goes_to_the_front_where_the_template_refuses_it() -> None:

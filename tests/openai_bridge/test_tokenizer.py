@@ -11,9 +11,9 @@ import pytest
 
 from examples.quickstart.model import train_tokenizer, write_tokenizer
 from openai_bridge.dialects.openai_chat import parse
+from openai_bridge.settings import LimitSettings
 from openai_bridge.tokenizer import Tokenizer, load, special_tokens
 from openai_bridge.tokenizer_cache import to_prompt
-from openai_bridge.types import Limits
 from tests.fakes.chat_model import CHATML, QWEN, QWEN_OBJECTS, write_chat_model
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ async def bridge_ids(
     tokenizer: Tokenizer, messages: list[Any], tools: list[Any], variables: dict[str, Any]
 ) -> list[int]:
     body = {"model": "m", "messages": messages, "tools": tools, "chat_template_kwargs": variables}
-    request = parse(json.dumps(body).encode(), Limits())
+    request = parse(json.dumps(body).encode(), LimitSettings())
     prompt = await to_prompt(tokenizer, request, context_length=100_000)
     ids: list[int] = prompt.ids.tolist()
     return ids
