@@ -11,7 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from whippletree.v1 import inference_pb2, model_pb2, phase_pb2
 
+from tests.fakes.gateway import RunningGateway, running_gateway
 from tests.fakes.test_engine import SHAPES, shape, types
 from whippletree.cli.engine import engine_command
 from whippletree.cli.project import ROOT, TRAIN_PYTHON
@@ -128,3 +130,34 @@ async def test_real_engine_answers_in_the_recorded_shapes(url: str, models: Path
         if (status, comparable(body)) != (recorded["status"], comparable(recorded["body"])):
             differences[case] = (status, body)
     assert not differences
+
+
+async def test_generations_at_a_real_engine_are_interrupted_and_go_on(url: str, models: Path, tmp_path: Path) -> None:
+    config = json.loads((models / "tiny0/config.json").read_text())
+    async with running_gateway(tmp_path / "record") as gateway:
+        await gateway.register_model(
+            url, context_length=config["max_position_embeddings"], vocabulary_size=config["vocab_size"]
+        )
+        answers = await interrupted(gateway, config["max_position_embeddings"] - 32, str(models / "tiny1"))
+        recorded = [event.model_call for event in await gateway.list_events("a")]
+    whole = [(span.start, span.end) for answer in answers for span in answer.call.weight_versions]
+    assert len(recorded) == len(answers) + 1
+    assert all(start < end for start, end in whole)
+    for call in recorded:
+        assert [span.start for span in call.weight_versions[1:]] == [span.end for span in call.weight_versions[:-1]]
+        assert call.weight_versions[-1].end == len(call.response_token_ids) == len(call.response_logprobs)
+    versions = [[span.weight_version for span in answer.call.weight_versions] for answer in answers]
+    assert ["default", "v1"] in versions, versions
+
+
+async def interrupted(gateway: RunningGateway, length: int, weights: str) -> list[inference_pb2.GenerateResponse]:
+    """Eight long generations, interrupted by new weights when a ninth, short one shows that they are under way."""
+    await gateway.create_run("r")
+    await gateway.create_rollout("a")
+    calls = [asyncio.create_task(gateway.generate("a", [1, 30 + n], max_tokens=length)) for n in range(8)]
+    await gateway.generate("a", [1, 40], max_tokens=8)
+    request = model_pb2.PublishWeightsRequest(
+        name="models/tiny", weight_version="v1", weights_path=weights, in_flight=phase_pb2.IN_FLIGHT_INTERRUPT
+    )
+    await gateway.models.PublishWeights(request)
+    return await asyncio.gather(*calls)
