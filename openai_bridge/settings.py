@@ -34,7 +34,7 @@ class StreamSettings(Section):
     """How a streamed answer behaves before its first chunk."""
 
     keep_alive: float = 15.0
-    """Seconds between SSE comments while a generation runs; 0 = none. The first one fixes the status 200."""
+    """Seconds between keep-alives, in the dialect's form, while a call waits; 0 = none. The first fixes status 200."""
 
 
 class DeliverySettings(Section):
