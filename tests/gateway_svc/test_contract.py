@@ -3,13 +3,23 @@
 from collections.abc import Iterator
 
 from google.protobuf.descriptor import MethodDescriptor
-from whippletree.v1 import attempt_pb2, event_pb2, inference_pb2, model_pb2, phase_pb2, rollout_pb2, run_pb2
+from whippletree.v1 import (
+    attempt_pb2,
+    event_pb2,
+    identity_pb2,
+    inference_pb2,
+    model_pb2,
+    phase_pb2,
+    rollout_pb2,
+    run_pb2,
+)
 
-FILES = (attempt_pb2, event_pb2, inference_pb2, model_pb2, phase_pb2, rollout_pb2, run_pb2)
+FILES = (attempt_pb2, event_pb2, identity_pb2, inference_pb2, model_pb2, phase_pb2, rollout_pb2, run_pb2)
 READS = ("Get", "List", "Watch", "Export")
 """How the names of rpcs begin that change nothing."""
 WITHOUT = {
     "HeartbeatEngine": "it says that the engine lives now",
+    "IssueToken": "it stores nothing: a token is signed, not kept",
     "MarkDelivered": "delivered is final",
     "MarkUndelivered": "only the latest request that was given a call can lose it, and it is named",
 }
