@@ -177,6 +177,8 @@ class Pool:
     async def _wait(self, model: Model, affinity: str, avoid: frozenset[str], admission: Admission) -> Engine:
         """Stand in line until it is this generation's turn and an engine has room."""
         line = self._lines[model.name]
+        if self._gates.closed(admission):
+            raise GatesClosedError
         if len(line) >= self._limits.max_waiting:
             raise OverloadedError(f"all engines of models/{model.name} are full", retry_after=RETRY_AFTER)
         turn = asyncio.Event()

@@ -46,6 +46,26 @@ async def test_a_rollouts_life(whole: System, client: httpx.AsyncClient) -> None
     assert (late.status_code, late.json()["details"][0]["reason"]) == (400, "ROLLOUT_ENDED")
 
 
+async def test_an_engine_registers_sends_heartbeats_and_leaves(whole: System, client: httpx.AsyncClient) -> None:
+    model = {"name": "models/rest", "context_length": 64, "vocabulary_size": 64}
+    made = await client.post(f"{whole.url}/api/models", json={"model": model})
+    assert made.status_code == 200, made.text
+    engines = f"{whole.url}/api/models/rest/engines"
+    added = await client.post(engines, json={"engine_id": "e", "engine": {"address": whole.engine.url, "lease": "60s"}})
+    assert added.json()["engine"]["name"] == "models/rest/engines/e"
+    beat = await client.post(f"{engines}/e:heartbeat", json={})
+    assert (beat.status_code, beat.json()["engine"]["lease"]) == (200, "60s")
+    found = (await client.get(f"{whole.url}/api/models/rest")).json()["model"]["engines"]
+    assert [(one["address"], one["state"]) for one in found] == [(whole.engine.url, "ENGINE_STATE_HEALTHY")]
+    assert (await client.delete(f"{engines}/e")).status_code == 200
+    late = await client.post(f"{engines}/e:heartbeat", json={})
+    assert (late.status_code, late.json()["details"][0]["reason"]) == (404, "NOT_FOUND")
+    elsewhere = await client.post(engines, json={"engine_id": "e", "engine": {"address": "http://192.0.2.7:80"}})
+    assert elsewhere.status_code == 400
+    assert "engine.allowed" in elsewhere.json()["message"]
+    await client.delete(f"{whole.url}/api/models/rest")
+
+
 async def test_reward_that_is_not_finite_is_refused_and_nothing_recorded(
     whole: System, client: httpx.AsyncClient
 ) -> None:
