@@ -22,42 +22,48 @@ COUNT_SHARE = 0.02
 """Share of the time that counting may take."""
 
 
+class Gauges:
+    """The families that are looked up."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        make = Families(registry, "gateway")
+        self.in_flight = {
+            "runs": make.gauge("run_generations_in_flight", "Generations admitted and not ended, by run.", "run"),
+            "models": make.gauge("model_generations_in_flight", "The same, by model.", "model"),
+        }
+        self.held = {
+            "runs": make.gauge("run_generations_held", "Generations held while weights change, by run.", "run"),
+            "models": make.gauge("model_generations_held", "The same, by model.", "model"),
+        }
+        self.lag = make.gauge("watch_lag_seconds", "How long the slowest watcher has been at one message.").of()
+        self.queue = make.gauge("store_queue", "Operations that wait for a commit.").of()
+        self.writable = make.gauge("store_writable", "1; 0 while the record has no room and refuses writes.").of()
+        self.rollouts = make.gauge("rollouts", "Rollouts in the record.", "state")
+
+
 class Scrape:
     """Brings gauges up to date, by `refresh`."""
 
     def __init__(
-        self, registry: CollectorRegistry, store: Store, gates: Gates, watchers: Watchers, clock: Callable[[], float]
+        self, gauges: Gauges, store: Store, gates: Gates, watchers: Watchers, clock: Callable[[], float]
     ) -> None:
-        self._store, self._gates, self._watchers, self._clock = store, gates, watchers, clock
-        make = Families(registry, "gateway")
-        self._in_flight = {
-            "runs": make.gauge("run_generations_in_flight", "Generations admitted and not ended, by run.", "run"),
-            "models": make.gauge("model_generations_in_flight", "The same, by model.", "model"),
-        }
-        self._held = {
-            "runs": make.gauge("run_generations_held", "Generations held while weights change, by run.", "run"),
-            "models": make.gauge("model_generations_held", "The same, by model.", "model"),
-        }
-        self._lag = make.gauge("watch_lag_seconds", "How long the slowest watcher has been at one message.").of()
-        self._queue = make.gauge("store_queue", "Operations that wait for a commit.").of()
-        self._writable = make.gauge("store_writable", "1; 0 while the record has no room and refuses writes.").of()
-        self._rollouts = make.gauge("rollouts", "Rollouts in the record.", "state")
+        self._gauges, self._store, self._gates, self._watchers, self._clock = gauges, store, gates, watchers, clock
         self._count_at = clock()
 
     async def refresh(self) -> None:
         """Look."""
         in_flight, held = self._gates.counts()
-        _set(self._in_flight, in_flight)
-        _set(self._held, held)
-        self._lag.set(self._watchers.lag())
-        self._queue.set(self._store.queued)
-        self._writable.set(self._store.writable)
+        _set(self._gauges.in_flight, in_flight)
+        _set(self._gauges.held, held)
+        self._gauges.lag.set(self._watchers.lag())
+        self._gauges.queue.set(self._store.queued)
+        self._gauges.writable.set(self._store.writable)
         begin = self._clock()
         if begin >= self._count_at:
             self._count_at = begin + COUNT_PAUSE
             counts = await self._store.read(_count)
             for state in RolloutState:
-                self._rollouts.of(state).set(counts.get(state, 0))
+                self._gauges.rollouts.of(state).set(counts.get(state, 0))
             self._count_at = begin + max(COUNT_PAUSE, (self._clock() - begin) / COUNT_SHARE)
 
 

@@ -43,7 +43,7 @@ from gateway_svc.publish import Publisher
 from gateway_svc.recorder import Recorder
 from gateway_svc.room import WRITE, RoomKeeper
 from gateway_svc.sample import Sampler
-from gateway_svc.scrape import Scrape
+from gateway_svc.scrape import Gauges, Scrape
 from gateway_svc.servicers.attempt import AttemptServicer
 from gateway_svc.servicers.event import EventServicer
 from gateway_svc.servicers.identity import IdentityServicer
@@ -119,7 +119,7 @@ async def _parts(
     catalog = await Catalog.load(store, gates.move)
     feed, event_feed = Feed(store, quiet=settings.watch_quiet), EventFeed(store, quiet=settings.watch_quiet)
     watchers = Watchers(settings.watch_patience, time.monotonic)
-    telemetry.before_scrape(Scrape(telemetry.registry, store, gates, watchers, time.monotonic).refresh)
+    telemetry.before_scrape(Scrape(Gauges(telemetry.registry), store, gates, watchers, time.monotonic).refresh)
     engine, leased = settings.engine, Leased(store, time.monotonic)
     await leased.refresh()
     async with (
