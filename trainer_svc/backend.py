@@ -5,6 +5,7 @@ position, read by the ranks, reported by each; `execute` returns when all have. 
 """
 
 import asyncio
+import hmac
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -166,5 +167,5 @@ class Backend:
             await asyncio.gather(task, failed, return_exceptions=True)
 
     def _check(self, session: str) -> None:
-        if session != self.session:
+        if not hmac.compare_digest(session.encode(), self.session.encode()):
             raise WrongStateError("this session of ranks has ended")

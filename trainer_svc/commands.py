@@ -10,6 +10,9 @@ from pathlib import Path
 
 from trainer_svc.microbatch import Float32Array, MicroBatch
 
+SESSION = "WHIPPLETREE_RANKS_SESSION"
+"""Variable of the ranks' environment that holds what lets them in at the driver; a secret, so no argument."""
+
 
 class LossKind(StrEnum):
     """How a token's loss is computed."""

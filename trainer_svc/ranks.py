@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from trainer_svc.backend import Backend, RanksError
 from trainer_svc.commands import (
+    SESSION,
     CheckpointLoaded,
     Command,
     LoadCheckpoint,
@@ -87,10 +88,10 @@ class Ranks:
 async def started(section: BackendSection, *, python: Path, listen: str, seed: int, log: Path) -> AsyncIterator[Ranks]:
     """Ranks that start now and end with the block; they build their model while the caller goes on."""
     world_size = section.data_parallel * section.tensor * section.pipeline * section.context
-    backend = Backend(secrets.token_hex(8), world_size, section.data_parallel)
+    backend = Backend(secrets.token_hex(16), world_size, section.data_parallel)
     async with listening([service(backend)], listen, grace=1.0) as port:
         host = listen.rpartition(":")[0]
-        command = rank_command(section, python, f"{host}:{port}", backend.session, seed)
+        command = rank_command(section, python, f"{host}:{port}", seed)
         with log.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), str(GRACE), "--"),
@@ -98,7 +99,7 @@ async def started(section: BackendSection, *, python: Path, listen: str, seed: i
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=file,
-                env=environment(),
+                env={**environment(), SESSION: backend.session},
                 start_new_session=True,  # a Ctrl-C in the terminal is the driver's to pass on
             )
         watcher = asyncio.create_task(_watch(process, backend, log))
@@ -108,13 +109,13 @@ async def started(section: BackendSection, *, python: Path, listen: str, seed: i
             await asyncio.shield(_end(process, backend, watcher))
 
 
-def rank_command(section: BackendSection, python: Path, driver: str, session: str, seed: int) -> list[str]:
+def rank_command(section: BackendSection, python: Path, driver: str, seed: int) -> list[str]:
     """torchrun on this machine, one process per rank, no restarts: a rank that dies ends the run with a clear error."""
     ranks = section.data_parallel * section.tensor * section.pipeline * section.context
     return [
         *(str(python.absolute()), "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--max-restarts=0"),
         *("--master-addr=127.0.0.1", f"--master-port={_free_port()}", "-m", "trainer_svc.megatron"),
-        *("--driver", driver, "--session", session, "--seed", str(seed)),
+        *("--driver", driver, "--seed", str(seed)),
         *("--tensor", str(section.tensor), "--pipeline", str(section.pipeline), "--context", str(section.context)),
     ]
 

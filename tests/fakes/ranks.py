@@ -1,9 +1,10 @@
 """Stands in for the interpreter of the ranks' environment: takes torchrun's command line and runs ranks without torch.
 
-In: `-m torch.distributed.run --nproc-per-node=N ... -m trainer_svc.megatron --driver ADDRESS --session ID ...`.
-Each rank is a thread that speaks the real TrainerBackendService over real gRPC through the ranks' own client. The model
-is one number, `updates`, kept in weights and checkpoints as real ranks do. `FAKE_RANKS_LOG` names a file that gets one
-JSON line per optimizer step; `FAKE_RANKS_DIE_AT` is a step of reinforcement learning that ends it with exit code 7.
+In: `-m torch.distributed.run --nproc-per-node=N ... -m trainer_svc.megatron --driver ADDRESS ...`; the session in the
+environment. Each rank is a thread that speaks the real TrainerBackendService over real gRPC through the ranks' own
+client. The model is one number, `updates`, kept in weights and checkpoints as real ranks do. `FAKE_RANKS_LOG` names a
+file that gets one JSON line per optimizer step; `FAKE_RANKS_DIE_AT` is a step of reinforcement learning that ends it
+with exit code 7.
 """
 
 import itertools
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def run(rank: int) -> None:
         try:
-            serve(rank, world, options["--driver"], options["--session"])
+            serve(rank, world, options["--driver"], os.environ[c.SESSION])
         except (DriverLostError, threading.BrokenBarrierError) as error:
             print(f"rank {rank}: {error}", file=sys.stderr)
             world.barrier.abort()

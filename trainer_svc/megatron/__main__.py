@@ -1,4 +1,4 @@
-"""`torchrun -m trainer_svc.megatron --driver HOST:PORT --session ID`: starts one rank.
+"""`torchrun -m trainer_svc.megatron --driver HOST:PORT`: starts one rank.
 
 Guarded and almost without imports: whatever starts a process by `spawn` imports this module again.
 """

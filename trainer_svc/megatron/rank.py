@@ -3,6 +3,7 @@
 import argparse
 import ctypes
 import logging
+import os
 import signal
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from whippletree.v1 import backend_pb2
 
+from trainer_svc.commands import SESSION
 from trainer_svc.megatron import device
 from trainer_svc.megatron.driver import Driver, DriverLostError
 from trainer_svc.megatron.settings import Layout, RankSettings
@@ -23,10 +25,9 @@ logger = logging.getLogger(__name__)
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, str, RankSettings]:
-    """(driver's address, session, settings)."""
+    """(driver's address, session, settings). The session is in the environment: it lets its bearer in."""
     parser = argparse.ArgumentParser(prog="trainer_svc.megatron")
     parser.add_argument("--driver", required=True, help="host:port of the driver's gRPC server")
-    parser.add_argument("--session", required=True, help="what the driver gave to this generation of ranks")
     parser.add_argument("--tensor", type=int, default=1, help="tensor-parallel ranks")
     parser.add_argument("--pipeline", type=int, default=1, help="pipeline stages")
     parser.add_argument("--context", type=int, default=1, help="context-parallel ranks")
@@ -34,7 +35,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, str, RankSettings]:
     parser.add_argument("--layer-spec", choices=("local", "te"), default="local")
     given = parser.parse_args(arguments)
     layout = Layout(tensor=given.tensor, pipeline=given.pipeline, context=given.context)
-    return given.driver, given.session, RankSettings(layout=layout, seed=given.seed, layer_spec=given.layer_spec)
+    return given.driver, os.environ[SESSION], RankSettings(layout=layout, seed=given.seed, layer_spec=given.layer_spec)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -47,3 +47,9 @@ def access(run_dir: Path) -> AccessSettings:
     """The key of a folder's system; where it has none, that of WHIPPLETREE_API_KEY in the environment."""
     file = operator_file(run_dir)
     return AccessSettings(api_key_file=file) if os.access(file, os.R_OK) else AccessSettings()
+
+
+def access_elsewhere(run_dir: Path) -> AccessSettings:
+    """The key of WHIPPLETREE_API_KEY in the environment; where it says nothing, that of a folder's system."""
+    given = AccessSettings()
+    return given if given.api_key.get_secret_value() else access(run_dir)

@@ -28,7 +28,9 @@ app = typer.Typer(
 RunDir = Annotated[
     Path, typer.Option(help="Folder of the system; a stopped one is read by starting its gateway for a moment.")
 ]
-Gateway = Annotated[str, typer.Option(help="host:port of a gateway or of Envoy, instead of --run-dir.")]
+Gateway = Annotated[
+    str, typer.Option(help="host:port of a gateway or of Envoy, instead of --run-dir; its key in WHIPPLETREE_API_KEY.")
+]
 
 
 @app.command("list")
@@ -209,7 +211,7 @@ async def _connected(run_dir: Path, gateway: str) -> AsyncIterator[Client]:
     """A client of the gateway given, of the system that runs in `run_dir`, or of a gateway started for a moment."""
     running = endpoints.read(run_dir)
     if gateway or running is not None:
-        access = identity.access(run_dir)
+        access = identity.access_elsewhere(run_dir) if gateway else identity.access(run_dir)
         async with open_client(gateway or (running.gateway if running else ""), access) as client:
             yield client
         return

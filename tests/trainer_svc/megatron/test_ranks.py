@@ -77,7 +77,7 @@ def served(driver: ScriptedDriver) -> Iterator[tuple[grpc.Server, str]]:
 
 def arguments(address: str) -> tuple[str, ...]:
     """Of the ranks."""
-    return ("-m", "trainer_svc.megatron", "--driver", address, "--session", "test")
+    return ("-m", "trainer_svc.megatron", "--driver", address)
 
 
 def wait_until(condition: Callable[[], bool], process_ended: Callable[[], bool], log: Path) -> None:
