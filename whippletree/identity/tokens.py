@@ -74,7 +74,7 @@ class TokenVerifier:
 
     def _remembered(self, token: str) -> Claims | None:
         found = self._known.get(token)
-        if found is None or self._keys.find(found[0]) is not found[1]:
+        if found is None or self._keys.find(found[0]) != found[1]:
             return None
         self._known.move_to_end(token)
         return found[2]
