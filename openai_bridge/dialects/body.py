@@ -53,13 +53,13 @@ def json_object(data: bytes, limits: LimitSettings) -> dict[str, Any]:
     return value
 
 
-def validated(schema: type[B], value: Mapping[str, Any]) -> B:
-    """The object as its schema knows it; the first thing that is wrong is told."""
+def validated(schema: type[B], value: Any, place: str = "") -> B:
+    """The object as its schema knows it; the first thing that is wrong is told. `place` = where in the body it is."""
     try:
         return schema.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"]))
+        field = ".".join(map(str, (place, *first["loc"]) if place else first["loc"]))
         if first["type"] == "missing":
             raise InvalidFieldError(f"Missing required parameter: '{field}'.", field=field) from None
         raise InvalidFieldError(f"Invalid '{field}': {first['msg']}.", field=field) from None

@@ -25,6 +25,7 @@ ROLES: Mapping[str, str] = {
     "tool": "tool",
     "function": "tool",
 }
+PLAIN = frozenset({"role", "content"})
 STREAM_SETTINGS = frozenset({"stream", "stream_options"})
 """A harness may repeat a cut stream as a plain request."""
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -56,7 +57,7 @@ class _StreamOptions(Loose):
 
 class _Body(Loose):
     model: str = Field(min_length=1)
-    messages: list[_Message] = Field(min_length=1)
+    messages: list[Any] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     stream: bool | None = None
@@ -175,7 +176,12 @@ def _refuse(body: _Body, limits: LimitSettings) -> None:
         raise InvalidFieldError("'functions' is not supported: use 'tools'.", field="functions")
 
 
-def _message(message: _Message, place: str) -> Message:
+def _message(value: Any, place: str) -> Message:
+    if type(value) is dict and value.keys() == PLAIN:  # nearly all are, and a long conversation has hundreds
+        role, content = ROLES.get(value["role"]) if isinstance(value["role"], str) else None, value["content"]
+        if role is not None and isinstance(content, str):
+            return Message(role=role, content=content)
+    message = validated(_Message, value, place)
     role = ROLES.get(message.role)
     if role is None:
         known = ", ".join(ROLES)

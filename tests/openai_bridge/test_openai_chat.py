@@ -147,3 +147,21 @@ def test_the_digest_is_that_of_the_body_without_its_stream_settings() -> None:
     assert parse(json.dumps(same, indent=1).encode(), LimitSettings(choices=4)).digest == one.digest
     others = [understood(seed=2), understood(seed=1, metadata={"a": 1}), understood(), understood(n=2)]
     assert len({one.digest, *(other.digest for other in others)}) == 5, "fields that are not used count too"
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ("hi", "messages.1"),
+        ({"content": "hi"}, "messages.1.role"),
+        ({"role": 1, "content": "hi"}, "messages.1.role"),
+        ({"role": "user", "content": "hi", "tool_calls": [{"function": {}}]}, "messages.1.tool_calls.0.function.name"),
+    ],
+    ids=["no-object", "no-role", "role-is-no-text", "call-without-a-name"],
+)
+def test_what_is_wrong_with_a_message_is_told_with_its_place(message: Any, field: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}, message]}
+    with pytest.raises(InvalidFieldError) as caught:
+        parse(json.dumps(body).encode(), Limits())
+    assert caught.value.metadata["field"] == field
+    assert field in caught.value.message
