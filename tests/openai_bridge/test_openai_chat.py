@@ -162,6 +162,6 @@ def test_the_digest_is_that_of_the_body_without_its_stream_settings() -> None:
 def test_what_is_wrong_with_a_message_is_told_with_its_place(message: Any, field: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}, message]}
     with pytest.raises(InvalidFieldError) as caught:
-        parse(json.dumps(body).encode(), Limits())
+        parse(json.dumps(body).encode(), LimitSettings())
     assert caught.value.metadata["field"] == field
     assert field in caught.value.message
