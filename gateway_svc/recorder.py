@@ -94,7 +94,13 @@ class Recorder:
     @contextmanager
     def asking(self, engine: str) -> Iterator[None]:
         """One question to an engine, until it ends, however it ends."""
-        about: Attributes = {"server.address": engine, "whippletree.call": IDS.get().call}
+        ids = IDS.get()
+        about: Attributes = {
+            "server.address": engine,
+            "whippletree.rollout": ids.rollout,
+            "whippletree.attempt": ids.attempt,
+            "whippletree.call": ids.call,
+        }
         with self._requests.of(engine).time(), self.tracing.span("engine", SpanKind.CLIENT, about):
             yield
 

@@ -14,6 +14,7 @@ from whippletree.errors import PermissionDeniedError, UnauthenticatedError
 from whippletree.identity.claims import Caller, Claims, Operator, presented
 from whippletree.identity.operator_keys import PREFIX, OperatorKey, check
 from whippletree.identity.tokens import TokenVerifier
+from whippletree.log import about
 
 Rule = Callable[[Any, Claims], None]
 """Raises PermissionDeniedError where a token's claims do not allow a request."""
@@ -102,6 +103,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if rule is None:
             raise PermissionDeniedError("an operator's key is needed here, not an attempt's token", needs="operator")
         rule(request, caller)
+        about(rollout=caller.rollout, attempt=caller.attempt, run=caller.run)
 
     def _unary(self, method: Callable[..., Awaitable[Any]], rule: Rule | None) -> Callable[..., Awaitable[Any]]:
         async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:

@@ -67,7 +67,7 @@ async def test_a_call_is_one_trace_from_the_front_door_to_the_engine(
 
 
 def check_attributes(door: Sent, rpc: Sent, chat: Sent, generate: Sent, asked: Sent, call_id: str) -> None:
-    for span in (door, rpc, chat, generate):
+    for span in (door, rpc, chat, generate, asked):
         assert (span.attributes["whippletree.rollout"], str(span.attributes["whippletree.attempt"])) == ("a", "1")
     assert chat.attributes["gen_ai.request.model"] == "tiny"
     assert chat.attributes["gen_ai.response.finish_reasons"] == ["stop"]
