@@ -18,7 +18,7 @@ import httpx
 from whippletree.cli.envoy import EnvoyValues, arguments, listening_port, render, templates, write
 
 ENVOY = Path(sys.executable).with_name("envoy")
-STARTING = 60.0
+STARTING = 180.0
 """Seconds for a process to be ready; only a fault ever takes that long."""
 
 
