@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from anthropic import APIConnectionError, AsyncAnthropic
+from anthropic.types import TextBlockParam
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionUserMessageParam
 from whippletree.v1 import model_call_pb2
@@ -95,6 +97,30 @@ async def test_a_reply_cut_on_the_wire_is_replayed_to_the_clients_own_retry(runn
     assert wire.cuts == 1
     (call,) = await all_delivered(running, rollout)
     assert (answer.id, answer.choices[0].message.content) == (f"chatcmpl-{call.call_id}", "Hi")
+    assert len(running.engine.requests("/generate")) == 1
+
+
+@pytest.mark.parametrize("billing", ["cch=1;", "cch=2;"])
+async def test_a_cut_anthropic_stream_is_replayed_to_a_plain_repeat(
+    running: System, rollout: str, billing: str
+) -> None:
+    """The same request again without `stream`, with or without another line in it that changes with every call."""
+    asked: Any = {"model": "tiny", "max_tokens": 9, "messages": [HELLO]}
+    first, second = (
+        [TextBlockParam(type="text", text=f"x-anthropic-billing-header: {line}")] for line in ("cch=1;", billing)
+    )
+    async with (
+        Wire(f"127.0.0.1:{running.port}") as wire,
+        AsyncAnthropic(base_url=through(wire, running.anthropic(rollout)), api_key="none", max_retries=0) as harness,
+    ):
+        wire.cut_after = 40
+        with pytest.raises(APIConnectionError):
+            async with harness.messages.stream(**asked, system=first) as stream:
+                await stream.get_final_message()
+        answer = await harness.messages.create(**asked, system=second, extra_headers={"x-stainless-retry-count": "1"})
+    assert wire.cuts == 1
+    (call,) = await all_delivered(running, rollout)
+    assert answer.id == f"msg_{call.call_id}"
     assert len(running.engine.requests("/generate")) == 1
 
 
