@@ -120,16 +120,17 @@ def test_the_list_of_methods_is_whole() -> None:
     assert served == {name for name in contract.public_services() if "Bridge" not in name}
 
 
-@pytest.mark.parametrize("method", sorted(METHODS.keys() - {PUBLIC}))
-async def test_nothing_is_done_without_a_key(guarded: Guarded, method: str) -> None:
-    assert await answer_to(guarded, "", method) == grpc.StatusCode.UNAUTHENTICATED
-    assert await answer_to(guarded, "wt_00000000_" + "A" * 43, method) == grpc.StatusCode.UNAUTHENTICATED
+async def test_nothing_is_done_without_a_key(guarded: Guarded) -> None:
+    for key in ("", "wt_00000000_" + "A" * 43):
+        answers = {method: await answer_to(guarded, key, method) for method in METHODS}
+        assert {method for method, code in answers.items() if code != UNAUTHENTICATED} == {PUBLIC}
 
 
-@pytest.mark.parametrize("method", sorted(METHODS.keys() - {PUBLIC, APPEND}))
-async def test_an_agents_token_opens_nothing_but_its_own_events(guarded: Guarded, method: str) -> None:
+async def test_an_agents_token_opens_nothing_but_its_own_events(guarded: Guarded) -> None:
     token = await guarded.start("a")
-    assert await answer_to(guarded, token, method) == grpc.StatusCode.PERMISSION_DENIED
+    answers = {method: await answer_to(guarded, token, method) for method in METHODS}
+    allowed = {method for method, code in answers.items() if code != grpc.StatusCode.PERMISSION_DENIED}
+    assert allowed == {PUBLIC, APPEND}
 
 
 async def test_an_agent_writes_to_its_own_attempt(guarded: Guarded) -> None:
