@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,10 @@ def most_memory(pid: int) -> int:
     """Bytes of memory that a process has had at most."""
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) << 10
+
+
+def test_every_limit_stands_in_the_documentation_with_its_default() -> None:
+    table = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+    for name, field in LimitSettings.model_fields.items():
+        value = f"{field.default >> 20} MiB" if name == "body" else f"{field.default:,}"
+        assert re.search(rf"\| {value} \|.*`BRIDGE_LIMITS__{name.upper()}` \|", table), name
