@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from whippletree.cli.envoy import EnvoyValues, arguments, listening_port, render, templates, write
+from whippletree.settings import ServerTls
 
 ENVOY = Path(sys.executable).with_name("envoy")
 STARTING = 180.0
@@ -72,10 +73,10 @@ class Envoy:
     """The templates."""
     config: Path
 
-    def change(self, *replacing: tuple[str, str], bridge: str = "") -> None:
-        """Write the files anew, with other texts in the templates or other bridges, and return at once."""
+    def change(self, *replacing: tuple[str, str], bridge: str = "", tls: ServerTls | None = None) -> None:
+        """Write the files anew, with other texts in the templates or other values, and return at once."""
         self.texts = replaced(self.texts, replacing)
-        self.values = dataclasses.replace(self.values, bridge=bridge or self.values.bridge)
+        self.values = dataclasses.replace(self.values, bridge=bridge or self.values.bridge, tls=tls or self.values.tls)
         write(render(self.texts, self.values, self.config), self.config)
 
     async def stats(self, prefix: str) -> dict[str, int]:

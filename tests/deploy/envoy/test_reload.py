@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from openai_bridge import server
 from openai_bridge.settings import BridgeSettings
 from tests.deploy.envoy.conftest import ROLLOUT
 from tests.fakes.bridge import BODY, read, sampled, stub
+from tests.fakes.certificates import authority
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.policy import FakePolicy, Request, Sampled, serving
 from tests.fakes.stack import Envoy, running_envoy
@@ -164,6 +166,39 @@ async def test_a_grpc_call_outlives_a_change_of_the_listener(replicas: Replicas)
         status, body = await read(call)
     assert (status, json.loads(body)["choices"][0]["message"]["content"]) == (200, "Hi")
     assert await call.code() == grpc.StatusCode.OK
+
+
+async def test_a_new_certificate_holds_for_new_connections_while_old_ones_finish(tmp_path: Path) -> None:
+    go, ours = asyncio.Event(), authority(tmp_path / "ca")
+    old, new = ours.server(), ours.server()
+    assert old.certificate is not None
+    assert new.certificate is not None
+
+    async def reply(_: Request) -> Sampled:
+        await go.wait()
+        return sampled("Hi")
+
+    def shown() -> str:
+        """The certificate that a new connection sees."""
+        host, _, port = envoy.url.removeprefix("https://").partition(":")
+        return ssl.get_server_certificate((host, int(port)))
+
+    policy = FakePolicy(tokenizer_path=write_chat_model(tmp_path / "model"), reply=reply)
+    trust = ssl.create_default_context(cafile=str(ours.path))
+    async with (
+        serving(policy) as gateway,
+        server.serving(BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)) as port,
+        running_envoy(gateway=gateway, bridge=f"127.0.0.1:{port}", folder=tmp_path, tls=old) as envoy,
+        httpx.AsyncClient(base_url=envoy.url, verify=trust, timeout=60) as client,
+    ):
+        held = asyncio.create_task(client.post(CHAT, json=BODY))
+        await policy.until(lambda: len(policy.asked) == 1)
+        assert await asyncio.to_thread(shown) == old.certificate.read_text()
+        envoy.change(tls=new)
+        await envoy.until("listener_manager.listener_in_place_updated", 1)
+        assert await asyncio.to_thread(shown) == new.certificate.read_text()
+        go.set()
+        assert (await held).status_code == 200
 
 
 @pytest.mark.parametrize(
