@@ -31,7 +31,11 @@ TAIL = """
 Beside these: `whippletree_build_info{version, service}`, and `process_*` and `python_gc_*` of the process.
 """
 PARTS: tuple[tuple[str, str, Callable[[CollectorRegistry], object]], ...] = (
-    ("Every service", "`whippletree/observe.py`; health and reflection are not counted", Rpcs),
+    (
+        "Every service",
+        "`whippletree/observe.py`; not counted are health, reflection, and what one process asks itself",
+        Rpcs,
+    ),
     ("Gateway", "`gateway_svc/recorder.py`", lambda registry: GatewayRecorder(registry, Tracing())),
     ("Gateway, looked up at a scrape", "`gateway_svc/scrape.py`", Gauges),
     ("Bridge", "`openai_bridge/recorder.py`", lambda registry: BridgeRecorder(registry, Tracing())),
