@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openai_bridge.bounds import bound
@@ -32,7 +32,7 @@ def asked(content: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bytes-nfc"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=st.text(st.sampled_from("hello world answer漢字\u0301é😀\n<|im_end|>")))
 def test_no_text_has_fewer_tokens_than_the_bound_says(kind: str, text: str) -> None:
     fast = KINDS[kind]()

@@ -229,6 +229,16 @@ async def test_what_never_reached_the_gateway_is_not_reported(start_bridge: Star
         assert not bridge.policy.undelivered
 
 
+async def test_hopeless_prompt_is_told_in_the_dialects_shape_and_never_asked(start_bridge: Start) -> None:
+    messages = [{"role": "user", "content": "hello world " * 1_700_000}]  # 20 MB
+    async with start_bridge() as bridge:
+        status, data = await read(bridge.call(body(messages=messages)))
+        error = json.loads(data)["error"]
+        assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+        assert "maximum context length is 32768 tokens" in error["message"]
+        assert not bridge.policy.asked
+
+
 async def test_harness_that_goes_away_between_keep_alives_cancels_the_generation(start_bridge: Start) -> None:
     async def never(_: Request) -> Sampled:
         await asyncio.Event().wait()

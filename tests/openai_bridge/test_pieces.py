@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -61,7 +61,7 @@ def asked(messages: list[dict[str, Any]]) -> Any:
 def test_ids_are_those_of_the_whole_text(kind: str, template: str, kept: int) -> None:
     made, whole = tokenizer(kind, template, kept), KINDS[kind]()
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(turns=st.lists(TURN, min_size=1, max_size=7))
     def holds(turns: list[dict[str, Any]]) -> None:
         messages = [{"role": ("user", "assistant")[number % 2], **turn} for number, turn in enumerate(turns)]
@@ -73,7 +73,7 @@ def test_ids_are_those_of_the_whole_text(kind: str, template: str, kept: int) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=TEXT)
 def test_a_text_may_be_cut_at_every_safe_mark(kind: str, text: str) -> None:
     fast = KINDS[kind]()
