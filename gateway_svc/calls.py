@@ -101,10 +101,11 @@ def same_prompt(connection: Connection, rollout: int, attempt: int, prompt: byte
 
 
 def record(tx: Transaction, draft: Draft) -> Event:
-    """Store one call. Raises StaleAttemptError and RolloutEndedError where the attempt may not write any more."""
+    """Store one call of a request that has no answer yet.
+
+    Raises StaleAttemptError and RolloutEndedError where the attempt may not write any more.
+    """
     ask, sampled = draft.ask, draft.sampled
-    if (answer := requests.first_answer(tx.connection, ask.once)) is not None:
-        return replayed(tx.connection, answer)
     rollout = rollouts.standing(tx.connection, ask.rollout_id)
     rollout_state.check_writable(rollout, ask.attempt, f"rollouts/{ask.rollout_id}")
     event: dict[str, Any] = {

@@ -48,6 +48,8 @@ def joined(before: Sampled, after: Sampled) -> Sampled:
 
 def rest(question: Question, before: Sampled) -> Question:
     """What is left to ask."""
+    if not before.count:
+        return question
     assert question.sampling.max_tokens is not None
     left = replace(question.sampling, max_tokens=question.sampling.max_tokens - before.count)
     return replace(question, prompt=question.prompt + before.response, sampling=left)
