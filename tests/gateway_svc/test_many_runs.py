@@ -46,10 +46,14 @@ async def register_judge(gateway: RunningGateway, engine: FakeEngine, tokenizer_
 
 
 async def call(gateway: RunningGateway, rollout: str, model: str, prompt: list[int]) -> inference_pb2.GenerateResponse:
+    """One call whose reply its harness got."""
     request = inference_pb2.GenerateRequest(
         rollout=f"rollouts/{rollout}", attempt=1, model=f"models/{model}", prompt_token_ids=packed(prompt)
     )
-    return await gateway.inference.Generate(request)
+    answer = await gateway.inference.Generate(request)
+    mark = inference_pb2.MarkDeliveredRequest(rollout=request.rollout, call_ids=[answer.call.call_id])
+    await gateway.inference.MarkDelivered(mark)
+    return answer
 
 
 async def set_phase(gateway: RunningGateway, run: str, phase: phase_pb2.Phase.ValueType) -> None:
