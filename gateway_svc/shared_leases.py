@@ -101,6 +101,8 @@ class SharedLeases:
                             await _either(self._work, POLL if self._locked <= self._held else ASKING)
                 except (psycopg.Error, ShuttingDownError, OSError) as error:
                     log.warning("leases are given up until the store answers: %s", error)
+                except Exception:  # whatever it was: without this task every generation would be held for ever
+                    log.exception("leases are given up for a moment")
                 finally:
                     self._wanted |= self._locked
                     self._locked.clear()
