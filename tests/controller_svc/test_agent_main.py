@@ -154,8 +154,8 @@ async def test_the_environment_is_the_attempt_s_and_nothing_else(tmp_path: Path)
     assert python_sees == child_sees
     assert python_sees - {"OWN"} == {
         *("PATH", "HOME", "TMPDIR", "LANG", "OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL"),
-        *("ANTHROPIC_AUTH_TOKEN", "WHIPPLETREE_ROLLOUT", "WHIPPLETREE_ATTEMPT", "WHIPPLETREE_INPUT"),
-        *("WHIPPLETREE_API", "WHIPPLETREE_WORKDIR"),
+        *("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "WHIPPLETREE_ROLLOUT", "WHIPPLETREE_ATTEMPT"),
+        *("WHIPPLETREE_INPUT", "WHIPPLETREE_TOKEN", "WHIPPLETREE_API", "WHIPPLETREE_WORKDIR"),
     }
 
 
