@@ -72,14 +72,17 @@ _PHASES = {value: key for key, value in PHASES.items()} | {phase_pb2.PHASE_UNSPE
 _SPLITS = {value: key for key, value in SPLITS.items()} | {rollout_pb2.SPLIT_UNSPECIFIED: Split.TRAIN}
 
 
-def once(method: str, request_id: str, request: Message) -> Once | None:
-    """What makes a request answered once; None where the caller gave no id."""
+def once(method: str, request_id: str, request: Message, *, scope: str = "") -> Once | None:
+    """What makes a request answered once; None where the caller gave no id.
+
+    Equal ids of different scopes have nothing to do with one another: whoever may write in one cannot use up another's.
+    """
     if not request_id:
         return None
     if len(request_id) > 128:
         raise InvalidFieldError("request_id is longer than 128 characters", field="request_id")
     body = request.SerializeToString(deterministic=True)
-    return Once(request_id=request_id, method=method, digest=blake2b(body, digest_size=16).digest())
+    return Once(request_id=scope + request_id, method=method, digest=blake2b(body, digest_size=16).digest())
 
 
 def page_size(asked: int, default: int, most: int) -> int:

@@ -32,7 +32,9 @@ class EventServicer(EventServiceServicer):
     async def AppendEvent(self, request: pb.AppendEventRequest, context: Context) -> pb.AppendEventResponse:
         rollout_id, payload = names.rollout(request.parent, "parent"), convert_calls.payload(request)
         events.check(payload)
-        once = convert.once("AppendEvent", request.request_id, request)
+        # An agent may write notes with any id: none of them may stand in the way of its evaluator's reward.
+        scope = f"{request.parent}/attempts/{request.attempt}/{request.WhichOneof('payload')}/"
+        once = convert.once("AppendEvent", request.request_id, request, scope=scope)
         found = await self._store.write(
             lambda tx: events.append(tx, rollout_id, request.attempt, payload, request.may_ignore, once)
         )

@@ -57,6 +57,15 @@ async def test_a_repeated_append_makes_one_event(running: RunningGateway) -> Non
     assert len(await running.list_events("a")) == 3
 
 
+async def test_a_note_s_id_is_in_nobody_s_way(running: RunningGateway) -> None:
+    note = event_pb2.AppendEventRequest(
+        parent="rollouts/a", attempt=1, note=event_pb2.Note(type="plan"), request_id="x", may_ignore=True
+    )
+    await running.events.AppendEvent(note)
+    await running.events.AppendEvent(reward(request_id="x"))
+    assert [event.WhichOneof("payload") for event in await running.list_events("a")] == ["note", "reward"]
+
+
 async def test_a_repeat_after_the_end_still_gets_its_answer(running: RunningGateway) -> None:
     first = await running.events.AppendEvent(reward(request_id="x"))
     await running.rollouts.CancelRollout(rollout_pb2.CancelRolloutRequest(name="rollouts/a"))

@@ -27,6 +27,16 @@ def test_an_argument_that_fits_no_service_ends_the_start(wrong: str, capsys: pyt
     assert wrong.rpartition(".")[2].partition("=")[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("half", ["BRIDGE", "GATEWAY"])
+def test_one_half_alone_cannot_do_without_keys(
+    half: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"{half}_INSECURE_DEV", "true")
+    with pytest.raises(SystemExit):
+        settings_of(["--gateway.identity.folder=keys", "--gateway.store.path=x"])
+    assert "insecure_dev" in capsys.readouterr().err
+
+
 async def test_one_port_serves_the_services_of_both_and_ends_at_a_signal(tmp_path: Path) -> None:
     arguments = ("--gateway.store.path", str(tmp_path / "record.db"))
     async with service("whippletree.cli.together", *arguments) as running:

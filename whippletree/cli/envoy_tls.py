@@ -33,10 +33,13 @@ def downstream(tls: ServerTls) -> str:
 
 
 def upstream(tls: ClientTls) -> str:
-    """The socket towards gateway and bridge; `server_name` must be in their certificates."""
+    """The socket towards gateway and bridge; `server_name` must be in their certificates. ValueError where it is empty:
+    Envoy would take any certificate of the authority for theirs."""
     if tls.authority is None:
         return json.dumps(RAW)
-    names = [{"san_type": "DNS", "matcher": {"exact": tls.server_name}}] if tls.server_name else []
+    if not tls.server_name:
+        raise ValueError("server_name is needed where Envoy speaks TLS to gateway and bridge")
+    names = [{"san_type": "DNS", "matcher": {"exact": tls.server_name}}]
     validation = {"trusted_ca": _file(tls.authority), "match_typed_subject_alt_names": names}
     common: dict[str, Any] = {"validation_context": validation, "alpn_protocols": ["h2"]}
     if tls.certificate is not None and tls.key is not None:

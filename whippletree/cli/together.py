@@ -49,7 +49,11 @@ def settings_of(arguments: Sequence[str]) -> Settings:
             meant, argument = ((service,), f"--{key}") if own else (tuple(given), argument)
         for service in meant:
             given[service].append(argument)
-    return Settings(gateway=load(GatewaySettings, given["gateway"]), bridge=load(BridgeSettings, given["bridge"]))
+    chosen = Settings(gateway=load(GatewaySettings, given["gateway"]), bridge=load(BridgeSettings, given["bridge"]))
+    if chosen.gateway.insecure_dev != chosen.bridge.insecure_dev:  # they share a port, and so who may come in
+        print("settings: insecure_dev: one process cannot ask for keys in one half alone", file=sys.stderr)
+        raise SystemExit(2)
+    return chosen
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ to verify until their file is removed.
 """
 
 import json
+import logging
 import os
 import secrets
 from base64 import urlsafe_b64encode
@@ -27,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 from whippletree.identity.operator_keys import OperatorKey, new_key
 from whippletree.identity.tokens import SigningKey
 
+log = logging.getLogger(__name__)
 SETTLING = 120.0
 """Seconds for which a new signing key is only published: Envoy and the services read the set again every minute."""
 LOOK_EVERY = 1.0
@@ -59,6 +61,7 @@ class KeyFolder:
         self._folder, self._clock = folder, clock
         self._seen = _signature(folder)
         self._looked, self._keys = clock(), read(folder)
+        self._trouble = ""
 
     @property
     def keys(self) -> Keys:
@@ -80,8 +83,12 @@ class KeyFolder:
         try:
             if (seen := _signature(self._folder)) != self._seen:
                 self._keys, self._seen = read(self._folder), seen
-        except (OSError, ValueError):
-            return  # half of a change; it is looked at again
+        except (OSError, ValueError) as error:  # half of a change, or a file that is broken: it is looked at again
+            if str(error) != self._trouble:
+                log.warning("the keys stay as they were until their folder can be read: %s", error)
+            self._trouble = str(error)
+        else:
+            self._trouble = ""
 
 
 def read(folder: Path) -> Keys:
