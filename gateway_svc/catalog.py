@@ -19,7 +19,7 @@ from gateway_svc.calls import sampling_from
 from gateway_svc.schema import models, runs
 from gateway_svc.store import Store, Transaction, numbers
 from gateway_svc.types import Engine, EngineKind, Micros, Model, ModelName, Once, Phase, Role, Run, RunId
-from whippletree.errors import AlreadyExistsError, InvalidFieldError, NotFoundError, ShuttingDownError, WrongStateError
+from whippletree.errors import AlreadyExistsError, InvalidFieldError, NotFoundError, WrongStateError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Catalog:
             self._told.clear()
             try:
                 await self.refresh()
-            except ShuttingDownError as error:
+            except Exception as error:  # whatever it was: without this task what is held would not hear of changes
                 log.warning("runs and models could not be read: %s", error)
                 await asyncio.sleep(PAUSE)
                 self._told.set()

@@ -35,6 +35,12 @@ class Seen:
     last_seen: Micros | None
 
 
+def unseen(engine: Engine, leased: LeasedEngine | None = None) -> Seen:
+    """An engine as it is stored: what answers a registration, the first time and every time that it is repeated."""
+    state = pb.ENGINE_STATE_UNSPECIFIED
+    return Seen(engine=engine, leased=leased, state=state, weight_version="", in_flight=0, last_seen=None)
+
+
 def model_from_pb(message: pb.Model) -> Model:
     """A model to be registered."""
     if message.role not in _ROLES:

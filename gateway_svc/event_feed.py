@@ -6,6 +6,7 @@ pace, one page at a time, so that nothing is queued for it.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from gateway_svc.types import Event, RolloutId, RunId, View
 from gateway_svc.wake import Wake
 from whippletree.errors import NotFoundError, ShuttingDownError
 
+log = logging.getLogger(__name__)
+PAUSE = 1.0
+"""Seconds after a look that failed."""
 PAGE = 64
 """Events read at once, which is all that a watcher holds."""
 WINDOW = 1000
@@ -99,7 +103,13 @@ class EventFeed:
             if self._closed:
                 return
             self._fresh = False
-            found = await self._store.read(partial(_news, sequence=known.sequence))
+            try:
+                found = await self._store.read(partial(_news, sequence=known.sequence))
+            except Exception as error:  # whatever it was: without this task no watcher would be told of anything
+                log.warning("events could not be read: %s", error)
+                await asyncio.sleep(PAUSE)
+                self._fresh = True
+                continue
             for watcher in self._watchers:
                 if found.change > known.change or _concerned(watcher.wanted, found):
                     watcher.woken.set()

@@ -16,11 +16,10 @@ NOTHING = Sampled(response=b"", logprobs=b"", spans=(), finish=Finish.ABORT, mat
 def kept(part: Sampled, stop: tuple[str, ...]) -> Sampled:
     """What of an interrupted part may be continued.
 
-    The next engine looks for stop strings in what it samples itself, so tokens with which one may have begun are
-    sampled anew: as many as the longest has bytes after its first, because every token of text has at least one.
+    The next engine looks for stop strings in what it samples itself. One that begins in what was kept and ends in
+    what comes would be missed, wherever the cut is: all is sampled anew, unless no stop string has more than a byte.
     """
-    back = max((len(text.encode()) - 1 for text in stop), default=0)
-    return first(part, max(0, part.count - back))
+    return part if all(len(text.encode()) < 2 for text in stop) else first(part, 0)
 
 
 def first(part: Sampled, count: int) -> Sampled:

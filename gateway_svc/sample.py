@@ -69,6 +69,9 @@ class Sampler:
         for number in range(self._tries):
             if number:
                 await asyncio.sleep(self._pause * 2 ** (number - 1))
+                if self._gates.closed(admission):
+                    return None
+                model = self._catalog.model(question.model)  # its weights may have changed meanwhile
             try:
                 async with self._pool.place(model, question.rollout_id, avoid, admission) as engine:
                     found = await self._ask(question, model, engine, next(rids), admission)

@@ -104,6 +104,8 @@ class SharedLeases:
                 except Exception:  # whatever it was: without this task every generation would be held for ever
                     log.exception("leases are given up for a moment")
                 finally:
+                    for key in self._locked:  # others may change weights now, under what still runs here
+                        told.interrupt(key)
                     self._wanted |= self._locked
                     self._locked.clear()
                     self._held.clear()

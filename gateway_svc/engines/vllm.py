@@ -18,6 +18,8 @@ from whippletree.tokens import unpack_ids
 
 PREFIX = "generate-tokens-"
 """The server puts this before a request's id, and knows it by both alone."""
+LOADING = "loading "
+"""Before a weight version: a label of an engine whose weights are being changed, or were left in the middle."""
 MISSING = -9999.0
 """Stands where a token has no log-probability."""
 
@@ -62,9 +64,14 @@ class Vllm:
 
     async def load_weights(self, address: str, path: str, weight_version: str) -> None:
         """See `EngineClient`."""
+        # Until all is done the label is one that no model has: whatever fails halfway is seen, and loaded again.
+        await self._label(address, f"{LOADING}{weight_version}")
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         await self._api.post(address, "/collective_rpc", body, seconds=self._api.generate_timeout)
         await self._api.post(address, "/reset_prefix_cache", {}, seconds=self._api.control_timeout)
+        await self._label(address, weight_version)
+
+    async def _label(self, address: str, weight_version: str) -> None:
         body = {"new_version": weight_version}
         await self._api.post(address, "/update_weight_version", body, seconds=self._api.control_timeout)
 

@@ -16,7 +16,7 @@ from gateway_svc.engines.leased import Leased
 from gateway_svc.engines.pool import Pool
 from gateway_svc.phase import Gates
 from gateway_svc.types import Engine, ModelName
-from whippletree.errors import HeldTooLongError, ShuttingDownError, WhippletreeError
+from whippletree.errors import HeldTooLongError, WhippletreeError
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Watch:
     async def _leases(self) -> None:
         try:
             await self._leased.refresh()
-        except ShuttingDownError as error:
+        except Exception as error:  # whatever it was: without this watch failed engines would stay out for ever
             log.warning("engines could not be read: %s", error)
 
     def _begin(self, name: ModelName, engine: Engine) -> None:

@@ -44,7 +44,8 @@ class ModelServicer(ModelServiceServicer):
         once = convert.once("RegisterModel", request.request_id, request)
         made, existed = await self._catalog.register(model, once)
         self._watch.look()
-        return pb.RegisterModelResponse(model=self._pack(made), existed=existed)
+        stored = convert_models.model_to_pb(made, [convert_models.unseen(engine) for engine in made.engines])
+        return pb.RegisterModelResponse(model=stored, existed=existed)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         await self._catalog.refresh()
@@ -85,7 +86,8 @@ class ModelServicer(ModelServiceServicer):
         made, existed = await self._leased.register(engine, once)
         self._pool.doubt(made.engine.address)
         self._watch.look()
-        return pb.RegisterEngineResponse(engine=self._pack_leased(made), existed=existed)
+        stored = convert_models.engine_to_pb(convert_models.unseen(made.engine, made))
+        return pb.RegisterEngineResponse(engine=stored, existed=existed)
 
     async def HeartbeatEngine(self, request: pb.HeartbeatEngineRequest, context: Context) -> pb.HeartbeatEngineResponse:
         found = await self._leased.heartbeat(*names.engine(request.name))

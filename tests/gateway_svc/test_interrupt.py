@@ -170,8 +170,8 @@ async def test_a_stop_string_cannot_hide_on_both_sides_of_an_interruption(
     (first,) = await engine.wait_received("/generate")
     await engine.wait_tokens(first.body["rid"], 3)
     await publish(ready)
-    assert ids(await call) == [5, 8, 9], "two tokens may have begun the stop string"
-    assert engine.requests("/generate")[1].body["input_ids"] == [1, 5]
+    assert ids(await call) == [8, 9], "any of the first tokens may have begun the stop string"
+    assert engine.requests("/generate")[1].body["input_ids"] == [1]
 
 
 async def test_a_retry_of_the_same_request_joins_an_interrupted_generation(

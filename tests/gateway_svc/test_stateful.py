@@ -97,6 +97,11 @@ class Belief:
         return Belief(state=state, first=first) if sent.answer in (None, answer) else None
 
 
+def scope(operation: Operation) -> tuple[str, int] | None:
+    """Where a request id is its own: appended events of one attempt and kind, or everything else."""
+    return (operation.rollout, operation.attempt) if isinstance(operation, model.Append) else None
+
+
 def explained(belief: Belief, sent: Sequence[Sent]) -> Iterator[Belief]:
     """All beliefs after these messages in any order; those of unknown answer may be left out."""
     if all(one.answer is None for one in sent):
@@ -153,7 +158,8 @@ class Histories(RuleBasedStateMachine):
     def reuse_an_old_request_id(self, pick: int, other: Operation) -> None:
         if self.answered:
             key = list(self.answered)[pick % len(self.answered)]
-            if self.answered[key][0] != other:
+            first = self.answered[key][0]
+            if first != other and scope(first) == scope(other):
                 self.runner.run(self.reused(key, other))
 
     @rule(rollout=ROLLOUTS, number=st.integers(0, 3))

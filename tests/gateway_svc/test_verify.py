@@ -8,6 +8,7 @@ import pytest
 from whippletree.v1 import event_pb2
 
 from gateway_svc import archive
+from gateway_svc.sqlite import PAGE
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import RunningGateway, running_gateway
 from tests.fakes.record import delete, finish, log
@@ -149,7 +150,7 @@ async def test_a_file_whose_pages_are_damaged_is_not_believed(record: Path, tmp_
     broken = tmp_path / "broken.db"
     archive.back_up(record, broken)
     content = bytearray(broken.read_bytes())
-    content[4096 * 3 : 4096 * 3 + 64] = b"\xff" * 64
+    content[PAGE * 3 : PAGE * 3 + 64] = b"\xff" * 64
     broken.write_bytes(content)
     assert archive.look_through(broken).faults
     (tmp_path / "other.db").write_text("text")

@@ -220,7 +220,7 @@ class AppendEventRequest(_message.Message):
     attempt: _builtins.int
     """The attempt that writes."""
     request_id: _builtins.str
-    """UUID4, honoured for 24 hours; empty = a new event every time."""
+    """UUID4, honoured for 24 hours; empty = a new event every time. It counts within its attempt and kind of payload."""
     may_ignore: _builtins.bool
     """A reader that does not know the payload may skip it."""
     @_builtins.property
