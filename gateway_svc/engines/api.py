@@ -4,8 +4,9 @@ In: method, address, path, body. Out: parsed JSON, or EngineError: `refused` whe
 itself (repeating it is useless), else it could not be reached or failed.
 """
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -36,6 +37,35 @@ class Api:
         return await self._request(
             "POST", address, path, orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), seconds
         )
+
+    async def generate(
+        self, address: str, path: str, body: Mapping[str, Any], abort: Callable[[], Awaitable[None]]
+    ) -> Any:
+        """What answers a generation, as `post`; when cancelled, `abort` is carried out first."""
+        try:
+            return await self.post(address, path, body, seconds=self.generate_timeout)
+        except asyncio.CancelledError:
+            await asyncio.shield(abort())
+            raise
+
+    async def abort(self, address: str, path: str, body: Mapping[str, Any]) -> None:
+        """Ask an engine to end a generation; one that does not answer has none."""
+        try:
+            await self.post(address, path, body, seconds=ABORT_TIMEOUT)
+        except EngineError:
+            return
+
+    async def check(self, address: str) -> None:
+        """Return if the engine says that it is well. Raises EngineError."""
+        await self.get(address, "/health", seconds=CHECK_TIMEOUT)
+
+    async def weight_version(self, address: str, path: str) -> str:
+        """The label in what an engine says of itself. Raises EngineError."""
+        found = await self.get(address, path, seconds=self.control_timeout)
+        version = found.get("weight_version") if isinstance(found, Mapping) else None
+        if not isinstance(version, str):
+            raise EngineError("the engine names no weight version")
+        return version
 
     async def _request(self, method: str, address: str, path: str, data: bytes, seconds: float) -> Any:
         try:

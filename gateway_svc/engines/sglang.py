@@ -1,11 +1,10 @@
 """SGLang's HTTP interface (0.5.23); what it answers to a generation is read by `answer.sampled`."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from gateway_svc.engines import answer
-from gateway_svc.engines.api import ABORT_TIMEOUT, CHECK_TIMEOUT, Api, only_set
+from gateway_svc.engines.api import Api, only_set
 from gateway_svc.engines.client import EngineError
 from gateway_svc.types import Sampled, Sampling
 from whippletree.tokens import unpack_ids
@@ -27,31 +26,20 @@ class Sglang:
             "sampling_params": sampling_params(sampling),
             "return_logprob": True,
         }
-        try:
-            found = await self._api.post(address, "/generate", body, seconds=self._api.generate_timeout)
-        except asyncio.CancelledError:
-            await asyncio.shield(self.abort(address, rid))
-            raise
+        found = await self._api.generate(address, "/generate", body, lambda: self.abort(address, rid))
         return answer.sampled(found, vocabulary_size)
 
     async def abort(self, address: str, rid: str) -> None:
         """See `EngineClient`."""
-        try:
-            await self._api.post(address, "/abort_request", {"rid": rid}, seconds=ABORT_TIMEOUT)
-        except EngineError:
-            return
+        await self._api.abort(address, "/abort_request", {"rid": rid})
 
     async def check(self, address: str) -> None:
         """See `EngineClient`."""
-        await self._api.get(address, "/health", seconds=CHECK_TIMEOUT)
+        await self._api.check(address)
 
     async def weight_version(self, address: str) -> str:
         """See `EngineClient`."""
-        found = await self._api.get(address, "/model_info", seconds=self._api.control_timeout)
-        version = found.get("weight_version") if isinstance(found, Mapping) else None
-        if not isinstance(version, str):
-            raise EngineError("the engine names no weight version")
-        return version
+        return await self._api.weight_version(address, "/model_info")
 
     async def load_weights(self, address: str, path: str, weight_version: str) -> None:
         """See `EngineClient`."""

@@ -5,14 +5,11 @@ before temperature and top_p), and with VLLM_SERVER_DEV_MODE=1 where weights are
 directory in place; a directory that it cannot read ends it.
 """
 
-import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 from gateway_svc import weights
 from gateway_svc.engines import answer
-from gateway_svc.engines.api import ABORT_TIMEOUT, CHECK_TIMEOUT, Api, only_set
-from gateway_svc.engines.client import EngineError
+from gateway_svc.engines.api import Api, only_set
 from gateway_svc.types import Finish, Sampled, Sampling
 from whippletree.tokens import unpack_ids
 
@@ -35,32 +32,20 @@ class Vllm:
     ) -> Sampled:
         """See `EngineClient`."""
         body = {"request_id": rid, "token_ids": unpack_ids(prompt), "sampling_params": sampling_params(sampling)}
-        try:
-            found = await self._api.post(address, "/inference/v1/generate", body, seconds=self._api.generate_timeout)
-        except asyncio.CancelledError:
-            await asyncio.shield(self.abort(address, rid))
-            raise
+        found = await self._api.generate(address, "/inference/v1/generate", body, lambda: self.abort(address, rid))
         return sampled(found, vocabulary_size)
 
     async def abort(self, address: str, rid: str) -> None:
         """See `EngineClient`."""
-        body = {"request_ids": [PREFIX + rid]}
-        try:
-            await self._api.post(address, "/inference/v1/abort_requests", body, seconds=ABORT_TIMEOUT)
-        except EngineError:
-            return
+        await self._api.abort(address, "/inference/v1/abort_requests", {"request_ids": [PREFIX + rid]})
 
     async def check(self, address: str) -> None:
         """See `EngineClient`."""
-        await self._api.get(address, "/health", seconds=CHECK_TIMEOUT)
+        await self._api.check(address)
 
     async def weight_version(self, address: str) -> str:
         """See `EngineClient`."""
-        found = await self._api.get(address, "/weight_info", seconds=self._api.control_timeout)
-        version = found.get("weight_version") if isinstance(found, Mapping) else None
-        if not isinstance(version, str):
-            raise EngineError("the engine names no weight version")
-        return version
+        return await self._api.weight_version(address, "/weight_info")
 
     async def load_weights(self, address: str, path: str, weight_version: str) -> None:
         """See `EngineClient`."""
