@@ -8,7 +8,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +18,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from whippletree.log import IDS, Ids
+from whippletree.methods import wrapped
 from whippletree.metrics import SECONDS, Bound
 from whippletree.tracing import Tracing, fail
 
@@ -127,15 +128,7 @@ class ObservingInterceptor(grpc.aio.ServerInterceptor):
         def observed(request: Any, context: Any) -> _Observed:
             return _Observed(self._rpcs, self._tracing, name, metadata, request, context)
 
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
-                _unary(handler.unary_unary, observed), handler.request_deserializer, handler.response_serializer
-            )
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(
-                _stream(handler.unary_stream, observed), handler.request_deserializer, handler.response_serializer
-            )
-        return handler
+        return wrapped(handler, partial(_unary, observed=observed), partial(_stream, observed=observed))
 
 
 class _Observed:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -19,7 +20,7 @@ from grpc_status import rpc_status
 from whippletree.channel import MESSAGE_LIMIT
 from whippletree.errors import InternalError, InvalidFieldError, ShuttingDownError, WhippletreeError
 from whippletree.identity.guard import Guard
-from whippletree.methods import Methods
+from whippletree.methods import Methods, wrapped
 from whippletree.settings import ServerTls
 from whippletree.stop import REFUSED, WRITING, Calls
 from whippletree.tls import server_credentials
@@ -95,19 +96,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith("/grpc."):  # health is told to the very end
             return handler
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
-                _unary(handler.unary_unary, handler_call_details.method, self._calls),
-                _decoder(handler.request_deserializer),
-                handler.response_serializer,
-            )
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(
-                _stream(handler.unary_stream, handler_call_details.method, self._calls),
-                _decoder(handler.request_deserializer),
-                handler.response_serializer,
-            )
-        return handler
+        name, calls = handler_call_details.method, self._calls
+        return wrapped(
+            handler, partial(_unary, name=name, calls=calls), partial(_stream, name=name, calls=calls), _decoder
+        )
 
 
 def _decoder(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

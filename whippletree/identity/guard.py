@@ -6,6 +6,7 @@ What no rule names is for operators alone.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -15,6 +16,7 @@ from whippletree.identity.claims import Caller, Claims, Operator, presented
 from whippletree.identity.operator_keys import PREFIX, OperatorKey, check
 from whippletree.identity.tokens import TokenVerifier
 from whippletree.log import about
+from whippletree.methods import wrapped
 
 Rule = Callable[[Any, Claims], None]
 """Raises PermissionDeniedError where a token's claims do not allow a request."""
@@ -88,12 +90,9 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None or method in self._public or service in self._public:
             return handler
         rule = self.rules.scoped.get(method) or self.rules.scoped.get(service)
-        coders = (handler.request_deserializer, handler.response_serializer)
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, rule), *coders)
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, rule), *coders)
-        raise PermissionDeniedError("no rule is known for a stream of requests")
+        if handler.request_streaming:
+            raise PermissionDeniedError("no rule is known for a stream of requests")
+        return wrapped(handler, partial(self._unary, rule=rule), partial(self._stream, rule=rule))
 
     async def admit(self, rule: Rule | None, request: Any, headers: Any) -> None:
         """Return where the caller may do this."""
