@@ -24,7 +24,7 @@ import psycopg
 
 from gateway_svc import retry
 from gateway_svc.flights import Flight
-from gateway_svc.shared_leases import SILENCE, number
+from gateway_svc.shared_leases import connected, number
 from whippletree.errors import ShuttingDownError
 
 log = logging.getLogger(__name__)
@@ -199,9 +199,7 @@ class SharedFlights:
                 raise
 
     async def _connect(self) -> "psycopg.AsyncConnection[Any]":
-        return await psycopg.AsyncConnection.connect(
-            self._url, autocommit=True, options=SILENCE, connect_timeout=10, application_name="whippletree-flights"
-        )
+        return await connected(self._url, "whippletree-flights")
 
 
 class _Row:

@@ -153,9 +153,14 @@ class SharedLeases:
             await asyncio.sleep(POLL)
 
     async def _connect(self) -> "psycopg.AsyncConnection[Any]":
-        return await psycopg.AsyncConnection.connect(
-            self._url, autocommit=True, options=SILENCE, connect_timeout=10, application_name="whippletree-leases"
-        )
+        return await connected(self._url, "whippletree-leases")
+
+
+async def connected(url: str, name: str) -> "psycopg.AsyncConnection[Any]":
+    """A connection whose locks end soon after its replica is cut off; `name` shows in the server's list."""
+    return await psycopg.AsyncConnection.connect(
+        url, autocommit=True, options=SILENCE, connect_timeout=10, application_name=name
+    )
 
 
 def number(key: str) -> int:
