@@ -14,7 +14,7 @@ import grpc
 from google.api.httpbody_pb2 import HttpBody
 
 from openai_bridge import convert, errors
-from openai_bridge.completion import JSON, SSE
+from openai_bridge.completion import JSON, SSE, Completions
 from openai_bridge.dialects.dialect import Dialect
 from openai_bridge.in_flight import InFlight, Scope
 from openai_bridge.types import Part
@@ -48,6 +48,23 @@ async def answer(
             if isinstance(error, WhippletreeError):
                 raise  # as it is: an error that causes itself would keep the body until the next collection of garbage
             raise InternalError("internal error") from error
+
+
+def completed(
+    dialect: Dialect,
+    completions: Completions,
+    in_flight: InFlight,
+    request: convert.BodyRequest,
+    context: Context,
+) -> AsyncIterator[HttpBody]:
+    """The rpc by which a dialect asks a model for a reply."""
+
+    def parts(scope: Scope) -> AsyncIterator[Part]:
+        caller, headers = convert.caller(request), context.invocation_metadata() or ()
+        data = convert.body(request, headers, completions.limits)
+        return completions.answer(dialect, caller, data, convert.repeat(headers), scope)
+
+    return answer(dialect, in_flight, request, context, parts)
 
 
 def _known(error: Exception) -> WhippletreeError:

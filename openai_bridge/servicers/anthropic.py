@@ -11,7 +11,7 @@ from openai_bridge.dialects import anthropic_reply
 from openai_bridge.dialects.anthropic_messages import AnthropicMessages
 from openai_bridge.in_flight import InFlight, Scope
 from openai_bridge.models import Models
-from openai_bridge.servicers.answers import Context, answer
+from openai_bridge.servicers.answers import Context, answer, completed
 from openai_bridge.types import Part
 
 
@@ -24,13 +24,7 @@ class AnthropicServicer(bridge_pb2_grpc.AnthropicBridgeServiceServicer):
 
     def CreateMessage(self, request: bridge_pb2.CreateMessageRequest, context: Context) -> AsyncIterator[HttpBody]:
         """A message, streamed or not."""
-
-        def parts(scope: Scope) -> AsyncIterator[Part]:
-            caller, headers = convert.caller(request), context.invocation_metadata() or ()
-            data = convert.body(request, headers, self._completions.limits)
-            return self._completions.answer(self._dialect, caller, data, convert.repeat(headers), scope)
-
-        return answer(self._dialect, self._in_flight, request, context, parts)
+        return completed(self._dialect, self._completions, self._in_flight, request, context)
 
     def CountMessageTokens(
         self, request: bridge_pb2.CountMessageTokensRequest, context: Context

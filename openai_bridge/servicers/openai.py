@@ -10,7 +10,7 @@ from openai_bridge.completion import JSON, Completions
 from openai_bridge.dialects.openai_chat import OpenAIChat
 from openai_bridge.in_flight import InFlight, Scope
 from openai_bridge.models import Models
-from openai_bridge.servicers.answers import Context, answer
+from openai_bridge.servicers.answers import Context, answer, completed
 from openai_bridge.types import Part
 
 
@@ -23,13 +23,7 @@ class OpenAIServicer(bridge_pb2_grpc.OpenAIBridgeServiceServicer):
 
     def ChatCompletions(self, request: bridge_pb2.ChatCompletionsRequest, context: Context) -> AsyncIterator[HttpBody]:
         """A chat completion, streamed or not."""
-
-        def parts(scope: Scope) -> AsyncIterator[Part]:
-            caller, headers = convert.caller(request), context.invocation_metadata() or ()
-            data = convert.body(request, headers, self._completions.limits)
-            return self._completions.answer(self._dialect, caller, data, convert.repeat(headers), scope)
-
-        return answer(self._dialect, self._in_flight, request, context, parts)
+        return completed(self._dialect, self._completions, self._in_flight, request, context)
 
     def ListOpenAIModels(
         self, request: bridge_pb2.ListOpenAIModelsRequest, context: Context
