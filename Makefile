@@ -64,8 +64,8 @@ bench-record: .venv/stamp ## Measure the record: SCALE=0.01 for a short form
 	@.venv/bin/python -m benchmarks.record --scale $(or $(SCALE),1)
 
 .PHONY: bench-serving
-bench-serving: .venv/stamp ## Measure serving through Envoy, bridge and gateway: SCALE=0.1 is short, TOGETHER=0 two processes
-	@.venv/bin/python -m benchmarks.serving --scale $(or $(SCALE),1) --together $(or $(TOGETHER),1)
+bench-serving: .venv/stamp ## Measure serving through Envoy, bridge and gateway: SCALE=0.1 is short, TOGETHER=0 two processes, KEYS=0 no identity
+	@.venv/bin/python -m benchmarks.serving --scale $(or $(SCALE),1) --together $(or $(TOGETHER),1) --keys $(or $(KEYS),1)
 
 .PHONY: chaos
 chaos: .venv/stamp ## Kill parts at random under load, then look for what was lost: SECONDS=600 SEED=1 ENGINE=sglang TOGETHER=1

@@ -4,9 +4,23 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
-HEAD = b"POST %s HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+HEAD = b"POST %s HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n%scontent-length: %d\r\n\r\n"
+
+
+class Request(NamedTuple):
+    """What is posted."""
+
+    path: bytes
+    body: bytes
+    token: bytes = b""
+    """The attempt's, as its agent sends it; empty = none."""
+
+    def head(self) -> bytes:
+        """What goes before the body."""
+        key = b"authorization: Bearer %s\r\n" % self.token if self.token else b""
+        return HEAD % (self.path, key, len(self.body))
 
 
 class Connection(asyncio.Protocol):
@@ -25,12 +39,12 @@ class Connection(asyncio.Protocol):
         if self.answer is not None and not self.answer.done():
             self.answer.set_exception(ConnectionError("the connection was closed before the answer was whole"))
 
-    async def post(self, path: bytes, body: bytes) -> bytes:
+    async def post(self, request: Request) -> bytes:
         """The whole answer, head and framing included. RuntimeError where its status is not 200."""
         self.buffer.clear()
         self.answer = asyncio.get_running_loop().create_future()
-        self.transport.write(HEAD % (path, len(body)))
-        self.transport.write(body)
+        self.transport.write(request.head())
+        self.transport.write(request.body)
         answer = await self.answer
         if not answer.startswith(b"HTTP/1.1 200 "):
             raise RuntimeError(answer[:600].decode(errors="replace"))
@@ -55,8 +69,8 @@ async def connect(address: str) -> Connection:
     return made
 
 
-Requests = Iterator[tuple[bytes, bytes]]
-"""(path, body) one after another: the calls of one agent."""
+Requests = Iterator[Request]
+"""One after another: the calls of one agent."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,11 +99,11 @@ class Load:
         connection = await connect(self.address)
         try:
             while (requests := self.begin()) is not None:
-                for path, body in requests:
+                for request in requests:
                     begin = time.perf_counter()
                     if begin >= until:
                         return
-                    await connection.post(path, body)
+                    await connection.post(request)
                     self.latencies.append(time.perf_counter() - begin)
         finally:
             connection.transport.close()

@@ -1,7 +1,8 @@
 """Serving measured: real Envoy, bridge and gateway with durable settings (synchronous FULL), asked over HTTP.
 
 Run: `make bench-serving` (SCALE=0.1 for a short form; TOGETHER=0 for bridge and gateway as two processes, by default
-they are one). Prints one line per part, then one JSON object.
+they are one; KEYS=0 without identity, by default every call carries its attempt's token, which Envoy and the bridge
+check). Prints one line per part, then one JSON object.
 
 What the names mean; "per CPU-second" counts the processor time of Envoy, bridge and gateway together, and neither that
 of the engine (`benchmarks/engine.py`, which answers at once with 128 tokens of real text) nor that of the clients:
@@ -13,7 +14,7 @@ of the engine (`benchmarks/engine.py`, which answers at once with 128 tokens of 
 - added_p50_ms: p50 with one client and 2 KB, less p50 of the engine asked directly, by turns in the same run.
 - p99_over_p50: at 64 clients, 2 KB.
 - floor_per_cpu_s: calls of 2 KB to a servicer behind Envoy that does nothing (`benchmarks/bare.py`): the most that any
-  gRPC servicer in Python could reach here and now.
+  gRPC servicer in Python could reach here and now. Envoy checks the token there too, the servicer does not.
 - reader_slowdown: chat rate with a program that reads all tokens of long rollouts over and over, over the rate without.
 - inflight_2000: the longest time from the last start to the last end of 2,000 calls of 6 s, over 6 s; they start within
   5 s, so that all are under way at once.
@@ -34,7 +35,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,17 @@ import uvloop
 from whippletree.v1 import rollout_pb2, rollout_pb2_grpc, run_pb2, run_pb2_grpc
 
 from benchmarks import load, words
-from benchmarks.load import Load, Requests
+from benchmarks.load import Load, Request, Requests
 from benchmarks.machine import cpu_seconds, described, memory_mb, percentile, program
 from benchmarks.record import by_callers
 from tests.fakes.chat_model import END
 from whippletree.channel import connect
-from whippletree.cli import plan
+from whippletree.cli import identity, plan
 from whippletree.cli.envoy import render, templates, write
 from whippletree.cli.health import GrpcHealth
 from whippletree.cli.parts import Part
 from whippletree.cli.supervisor import Supervisor
-from whippletree.cli.system import Options, choose
+from whippletree.cli.system import Options, choose, prepare_keys
 from whippletree.client import Model, open_client
 
 SMALL = words.Shape(first=1_000, grows=110, turns=5)
@@ -96,6 +97,11 @@ class Bench:
         """host:port."""
         return f"{plan.HOST}:{self.layout.ports.envoy}"
 
+    @property
+    def gateway(self) -> str:
+        """host:port."""
+        return f"{plan.HOST}:{self.layout.ports.gateway}"
+
     def tell(self, **figures: Any) -> None:
         """Note figures, and print them."""
         self.figures |= figures
@@ -120,15 +126,21 @@ class Bench:
             for name in names[begin : begin + 500]:
                 batch.requests.add(rollout_id=name, rollout=rollout_pb2.Rollout(run=f"runs/{run}"))
             await rollouts.BatchCreateRollouts(batch)
-        starts = [rollout_pb2.StartRolloutRequest(name=f"rollouts/{name}") for name in names]
-        await by_callers(rollouts.StartRollout, starts, 32)
-        return [self.calls(name, shape, "slow" if run == "slow" else "policy") for name in names]
+        tokens: dict[str, bytes] = {}
 
-    def calls(self, name: str, shape: words.Shape, model: str) -> Requests:
+        async def start(name: str) -> None:
+            answer = await rollouts.StartRollout(rollout_pb2.StartRolloutRequest(name=f"rollouts/{name}"))
+            tokens[name] = answer.token.encode()
+
+        await by_callers(start, names, 32)
+        model = "slow" if run == "slow" else "policy"
+        return [self.calls(name, tokens[name], shape, model) for name in names]
+
+    def calls(self, name: str, token: bytes, shape: words.Shape, model: str) -> Requests:
         """The calls of one agent."""
         path = PATH % name.encode()
         conversation = words.Conversation(shape, model, self.reply, self.text, random.Random(name))
-        return ((path, body) for body in conversation.bodies())
+        return (Request(path, body, token) for body in conversation.bodies())
 
     async def chat(self, agents: Sequence[Requests], clients: int, seconds: float) -> "Chat":
         """Let agents call; what it took."""
@@ -204,14 +216,14 @@ def report(bench: Bench, name: str, found: Chat) -> None:
 
 
 async def floor(bench: Bench) -> None:
-    """floor_per_cpu_s: an Envoy of its own before a servicer that does nothing."""
+    """floor_per_cpu_s: an Envoy of its own in front of a servicer that does nothing."""
     layout = choose(
         Options(
             model_dir=bench.layout.model_dir,
             run_dir=bench.layout.run_dir / "bare",
             port=0,
             together=True,
-            insecure_dev=True,
+            insecure_dev=bench.layout.insecure_dev,
         )
     )
     at = f"{plan.HOST}:{layout.ports.bridge}"
@@ -222,11 +234,11 @@ async def floor(bench: Bench) -> None:
         address=at,
         port_setting="",
     )
-    conversation = words.Conversation(SINGLE, "policy", "", bench.text, random.Random(1))
-    call = (PATH % b"r", next(conversation.bodies()))
+    call = next((await bench.agents(SINGLE, 1))[0])
     async with Supervisor(layout.run_dir, lambda name, what: None) as supervisor:
         config = plan.envoy_config(layout)
-        write(render(templates(), plan.envoy_values(layout), config), config)
+        values = replace(plan.envoy_values(layout), gateway=bench.gateway)  # which has the keys
+        write(render(templates(), values, config), config)
         await supervisor.start([bare, plan.envoy(layout)])
         address = f"{plan.HOST}:{layout.ports.envoy}"
         made = Load(address=address, begin=lambda: itertools.repeat(call), clients=16)
@@ -244,10 +256,11 @@ async def adding(bench: Bench) -> None:
     bare: list[float] = []
     whole: list[float] = []
     for agent in await bench.agents(SMALL, count // SMALL.turns):
-        for path, body in agent:
-            for connection, where, times in ((direct, b"/generate", bare), (through, path, whole)):
+        for request in agent:
+            asked = Request(b"/generate", request.body)
+            for connection, post, times in ((direct, asked, bare), (through, request, whole)):
                 begin = time.perf_counter()
-                await connection.post(where, body)
+                await connection.post(post)
                 times.append(time.perf_counter() - begin)
     direct.transport.close()
     through.transport.close()
@@ -274,7 +287,7 @@ async def reading(bench: Bench) -> None:
     rates: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(3):
         rates[False].append(await chat_rate(bench, seconds))
-        async with program("benchmarks.reader", f"{plan.HOST}:{bench.layout.ports.envoy}", *long) as (_, process):
+        async with program("benchmarks.reader", bench.envoy, str(bench.layout.run_dir), *long) as (_, process):
             drained = asyncio.create_task(drain(process))
             rates[True].append(await chat_rate(bench, seconds))
         read = await drained
@@ -306,15 +319,15 @@ async def flying(bench: Bench) -> None:
     starts: list[float] = []
     ends: list[float] = []
 
-    async def call(number: int, path: bytes, body: bytes) -> None:
+    async def call(number: int, request: Request) -> None:
         await asyncio.sleep(begin + spread * number / count - time.perf_counter())
         starts.append(time.perf_counter())
-        await connections[number].post(path, body)
+        await connections[number].post(request)
         ends.append(time.perf_counter())
 
     async with asyncio.TaskGroup() as tasks:
         for number, agent in enumerate(agents):
-            tasks.create_task(call(number, *next(agent)))
+            tasks.create_task(call(number, next(agent)))
     for connection in connections:
         connection.transport.close()
     assert len(ends) == count
@@ -338,7 +351,7 @@ PARTS: dict[str, Callable[[Bench], Awaitable[None]]] = {
 
 
 @asynccontextmanager
-async def serving(folder: Path, scale: float, together: bool) -> AsyncIterator[Bench]:
+async def serving(folder: Path, scale: float, together: bool, keys: bool) -> AsyncIterator[Bench]:
     """The system, its model and its runs; two engines, one of them slow."""
     text = words.corpus()
     made = words.tokenizer(text)
@@ -351,13 +364,15 @@ async def serving(folder: Path, scale: float, together: bool) -> AsyncIterator[B
         program("benchmarks.engine", *arguments, "--delay", str(DELAY)) as (slow, _),
         Supervisor(folder, lambda name, what: None) as supervisor,
     ):
-        layout = choose(Options(model_dir=model_dir, run_dir=folder, port=0, together=together, insecure_dev=True))
+        layout = choose(Options(model_dir=model_dir, run_dir=folder, port=0, together=together, insecure_dev=not keys))
+        prepare_keys(layout)
         await supervisor.start([plan.gateway(layout)])
         gateway = f"{plan.HOST}:{layout.ports.gateway}"
         config = plan.envoy_config(layout)
         write(render(templates(), plan.envoy_values(layout), config), config)
         await supervisor.start([*plan.bridges(layout), plan.envoy(layout)])
-        async with open_client(gateway) as client, connect(gateway) as channel:
+        access = identity.access(folder)
+        async with open_client(gateway, access) as client, connect(gateway, access) as channel:
             runs: Any = run_pb2_grpc.RunServiceStub(channel)
             for run, model, address in (("bench", "policy", engine), ("slow", "slow", slow)):
                 await client.register_model(
@@ -383,9 +398,9 @@ async def serving(folder: Path, scale: float, together: bool) -> AsyncIterator[B
             )
 
 
-async def main(scale: float, parts: Sequence[str], folder: Path, together: bool) -> dict[str, Any]:
+async def main(scale: float, parts: Sequence[str], folder: Path, together: bool, keys: bool) -> dict[str, Any]:
     """Run the parts on one system; all figures."""
-    async with serving(folder, scale, together) as bench:
+    async with serving(folder, scale, together, keys) as bench:
         for part in parts:
             await PARTS[part](bench)
         bench.tell(rss_mb={name: memory_mb(bench.supervisor.pids[name]) for name in bench.cpu()})
@@ -397,16 +412,19 @@ if __name__ == "__main__":
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full times and counts")
     parser.add_argument("--parts", default=",".join(PARTS), help="which parts, by comma")
     parser.add_argument("--together", type=int, choices=(0, 1), default=1, help="bridge and gateway in one process")
+    parser.add_argument("--keys", type=int, choices=(0, 1), default=1, help="identity is on")
     parser.add_argument("--folder", default=None, help="where the record is made; default a temporary folder")
     given = parser.parse_args()
-    together = bool(given.together)
+    together, keys = bool(given.together), bool(given.keys)
     how = {
         "scale": given.scale,
         "together": together,
+        "keys": keys,
         "synchronous": "FULL",
         "response_tokens": RESPONSE,
         **described(),
     }
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
-        measured = uvloop.run(main(given.scale, given.parts.split(","), Path(temporary).resolve(), together))
+        folder = Path(temporary).resolve()
+        measured = uvloop.run(main(given.scale, given.parts.split(","), folder, together, keys))
     print(json.dumps({**measured, "peer": PEER, "how": how}))

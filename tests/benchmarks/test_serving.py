@@ -6,7 +6,7 @@ from itertools import pairwise
 import orjson
 import pytest
 
-from benchmarks.load import is_whole
+from benchmarks.load import Request, is_whole
 from benchmarks.serving import LARGE, SMALL
 from benchmarks.words import Conversation, Shape
 
@@ -33,3 +33,8 @@ def test_every_call_extends_the_one_before(shape: Shape, least: int, most: int) 
 def test_an_answer_is_whole_only_with_its_last_byte(answer: bytes) -> None:
     assert [is_whole(bytearray(answer[:size])) for size in range(len(answer))] == [False] * len(answer)
     assert is_whole(bytearray(answer))
+
+
+def test_a_request_carries_its_token_where_it_has_one() -> None:
+    assert b"\r\nauthorization: Bearer secret\r\n" in Request(b"/", b"{}", b"secret").head()
+    assert b"authorization" not in Request(b"/", b"{}").head()
