@@ -87,6 +87,10 @@ class Flights:
         flight.task.add_done_callback(lambda task: self._landed(flight))
         return flight
 
+    def __len__(self) -> int:
+        """How many are under way."""
+        return len(self._tasks)
+
     async def wait(self, flight: Flight) -> Event:
         """Wait for a generation; call it in the same step as `find` or `begin`."""
         flight.waiting += 1

@@ -20,7 +20,7 @@ from gateway_svc.phase import Gates
 from gateway_svc.recent import Recent
 from gateway_svc.recorder import Recorder, told
 from gateway_svc.sample import Sampler
-from gateway_svc.store import Store
+from gateway_svc.store import SHARING, Store
 from gateway_svc.types import (
     Ask,
     CallHead,
@@ -42,6 +42,9 @@ from whippletree.errors import (
 )
 from whippletree.log import about
 from whippletree.tokens import unpack_ids
+
+CROWD = 2
+"""Generations under way from which on their records may wait for one another."""
 
 Claimed = Callable[[Flight], AbstractAsyncContextManager[None]]
 """Entered when no other replica runs what the flight repeats or retries."""
@@ -165,7 +168,10 @@ class Generator:
             draft = calls.Draft(
                 ask=ask, call_id=call_id, head=head, match=seen.match, prompt=prompt, sampled=found, siblings=siblings
             )
-            event = await self._store.write(lambda tx: turns.record(tx, draft, seen.ordinal, lost=left()))
+            patience = SHARING if len(self._flights) >= CROWD else 0.0
+            event = await self._store.write(
+                lambda tx: turns.record(tx, draft, seen.ordinal, lost=left()), patience=patience
+            )
             self._recorder.generated(event)
             self.recent.add((ask.rollout_id, ask.attempt), prompt, found.response)
             return event

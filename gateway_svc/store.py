@@ -38,7 +38,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BATCH = 512
-"""Operations in one commit at most."""
+"""Operations that are gathered for one commit at most; what is queued behind them may double it."""
+SHARING = 0.01
+"""Seconds of patience for what nobody notices: small beside a generation, and beside an agent's end."""
 FULL_PAUSE = 2.0
 """Seconds after which a caller that found no room may come again."""
 
@@ -102,7 +104,10 @@ class Store:
     def __init__(self, backend: Backend, *, capacity: int, readers: int, clock: Callable[[], Micros]) -> None:
         self._backend, self._clock = backend, clock
         self._room = asyncio.Semaphore(capacity)
-        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[list[_Job[Any]] | None] = queue.SimpleQueue()
+        self._gathered: list[_Job[Any]] = []
+        self._sending: asyncio.TimerHandle | None = None
+        self._queued = 0
         self._readers = ThreadPoolExecutor(readers, "store-reader")
         self._loop = asyncio.get_running_loop()
         self._on_commit: list[Callable[[int], None]] = []
@@ -156,8 +161,8 @@ class Store:
 
     @property
     def queued(self) -> int:
-        """Operations that wait for the writer."""
-        return self._jobs.qsize()
+        """Operations that wait for their commit."""
+        return self._queued
 
     @property
     def writable(self) -> bool:
@@ -184,13 +189,17 @@ class Store:
         """Of this store; it is part of every resume token."""
         return self._identity
 
-    async def write(self, operation: Callable[[Transaction], T]) -> T:
-        """Run an operation in the writer's next commit and wait for it; at most `capacity` wait there."""
+    async def write(self, operation: Callable[[Transaction], T], *, patience: float = 0.0) -> T:
+        """Run an operation in the writer's next commit and wait for it; at most `capacity` wait there.
+
+        `patience` = seconds for which it may wait for others to share its commit; one without any takes along all that
+        wait. A commit costs more than what is in it.
+        """
         async with self._room:
             if self._closed:
                 raise ShuttingDownError("the gateway stops")
             future: asyncio.Future[T] = self._loop.create_future()
-            self._jobs.put(_Job(operation, future))
+            self._gather(_Job(operation, future), patience)
             return await future
 
     async def read(self, query: Callable[[Connection], T]) -> T:
@@ -211,6 +220,7 @@ class Store:
     async def close(self) -> None:
         """Commit what is queued, then close."""
         self._closed = True
+        self._send()
         self._jobs.put(None)
         if self._following is not None:
             self._following.cancel()
@@ -218,6 +228,27 @@ class Store:
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._readers.shutdown)
         self._backend.close()
+
+    def _gather(self, job: _Job[Any], patience: float) -> None:
+        self._queued += 1
+        self._gathered.append(job)
+        if patience <= 0 or len(self._gathered) >= BATCH:
+            self._send()
+            return
+        when = self._loop.time() + patience
+        if self._sending is None or when < self._sending.when():
+            if self._sending is not None:
+                self._sending.cancel()
+            self._sending = self._loop.call_at(when, self._send)
+
+    def _send(self) -> None:
+        """Hand the writer what was gathered, in the order in which it came."""
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        if self._gathered:
+            self._jobs.put(self._gathered)
+            self._gathered = []
 
     def _prepare(self) -> None:
         try:
@@ -251,15 +282,15 @@ class Store:
                 self._loop.call_soon_threadsafe(self._settle, batch, given)
 
     def _take(self) -> tuple[list[_Job[Any]], bool]:
-        """The first job, waited for, and all that are queued behind it; False = the store closes."""
-        job = self._jobs.get()
+        """The first jobs, waited for, and all that are queued behind them; False = the store closes."""
         batch: list[_Job[Any]] = []
-        while job is not None:
-            batch.append(job)
+        jobs = self._jobs.get()
+        while jobs is not None:
+            batch += jobs
             if len(batch) >= BATCH:
                 return batch, True
             try:
-                job = self._jobs.get_nowait()
+                jobs = self._jobs.get_nowait()
             except queue.Empty:
                 return batch, True
         return batch, False
@@ -301,6 +332,7 @@ class Store:
         return given
 
     def _settle(self, batch: Sequence[_Job[Any]], given: Numbers) -> None:
+        self._queued -= len(batch)
         for job in batch:
             if job.future.done():
                 continue

@@ -8,7 +8,7 @@ from whippletree.v1.inference_pb2_grpc import InferenceServiceServicer
 
 from gateway_svc import calls, convert_calls, names, turns
 from gateway_svc.generate import Generator
-from gateway_svc.store import Store
+from gateway_svc.store import SHARING, Store
 from gateway_svc.types import ModelCall, View
 from whippletree.errors import InvalidFieldError
 
@@ -39,7 +39,7 @@ class InferenceServicer(InferenceServiceServicer):
             raise InvalidFieldError(f"more than {DELIVERED_LIMIT} calls", field="call_ids")
         rollout_id = None if request.rollout == ANY_ROLLOUT else names.rollout(request.rollout, "rollout")
         call_ids = tuple(request.call_ids)
-        await self._store.write(lambda tx: calls.mark_delivered(tx, rollout_id, call_ids))
+        await self._store.write(lambda tx: calls.mark_delivered(tx, rollout_id, call_ids), patience=SHARING)
         return pb.MarkDeliveredResponse()
 
     async def MarkUndelivered(self, request: pb.MarkUndeliveredRequest, context: Context) -> pb.MarkUndeliveredResponse:

@@ -66,6 +66,32 @@ async def test_many_writes_share_commits_and_each_has_its_own_result(store: Stor
     assert len(commits) < 300
 
 
+async def test_patient_writes_go_with_the_next_that_is_not_in_their_order(store: Store) -> None:
+    batches: list[int] = []
+    store.on_batch(lambda operations, seconds: batches.append(operations))
+    patient = [asyncio.create_task(store.write(put(name), patience=3600.0)) for name in "abc"]
+    await asyncio.sleep(0)
+    assert store.queued == 3
+    assert await store.write(put("d")) == "d"
+    assert await asyncio.gather(*patient) == ["a", "b", "c"]
+    assert (batches, store.queued) == ([4], 0)
+
+
+async def test_patience_ends_by_itself_and_that_of_the_most_hurried_counts(store: Store) -> None:
+    slow = asyncio.create_task(store.write(put("a"), patience=3600.0))
+    await asyncio.sleep(0)
+    assert await store.write(put("b"), patience=0.001) == "b"
+    assert await slow == "a"
+
+
+async def test_patient_writes_are_committed_when_the_store_closes(tmp_path: Path) -> None:
+    made = await opened(tmp_path)
+    patient = asyncio.create_task(made.write(put("a"), patience=3600.0))
+    await asyncio.sleep(0)
+    await made.close()
+    assert await patient == "a"
+
+
 async def test_a_refusal_touches_only_its_own_operation(store: Store) -> None:
     def refuse(tx: Transaction) -> None:
         raise NotFoundError("no")
