@@ -82,7 +82,7 @@ async def serving(settings: GatewaySettings, haste: asyncio.Event | None = None)
             drain=offer.drain,
             haste=haste,
             checks=offer.checks,
-            interceptors=[telemetry.interceptor],
+            layers=[telemetry.layer],
             guard=offer.guard,
             tls=settings.tls,
         ) as port,

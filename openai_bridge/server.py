@@ -52,7 +52,7 @@ async def serving(settings: BridgeSettings, haste: asyncio.Event | None = None) 
             cut=offer.cut,
             haste=haste,
             reflected=public_services(),  # Envoy sends questions of reflection here
-            interceptors=[telemetry.interceptor],
+            layers=[telemetry.layer],
             guard=offer.guard,
             tls=settings.tls,
         ) as port,

@@ -1,7 +1,7 @@
 """The errors that every service raises and every client gets back: one class per reason of `error_reason.proto`.
 
 In: facts, raised where they are known. Out: google.rpc.Status with one ErrorInfo (`to_status`), or the same error again
-on the caller's side (`from_rpc_error`). The one interceptor of `serve.py` does the first, clients do the second.
+on the caller's side (`from_rpc_error`). One layer of `serve.py` does the first, clients do the second.
 """
 
 from collections.abc import Mapping

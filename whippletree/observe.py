@@ -1,4 +1,4 @@
-"""What is seen of every rpc, in one interceptor: its ids for the log, its metrics, its span where it is traced.
+"""What is seen of every rpc, in one layer: its ids for the log, its metrics, its span where it is traced.
 
 In: method, metadata, the request's own fields. Order: the ids are set before the method runs, and go with every task
 that it starts; code and duration are counted when it has ended, however it ended. Health and reflection are left out.
@@ -18,7 +18,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from whippletree.log import IDS, Ids
-from whippletree.methods import wrapped
+from whippletree.methods import Handler, Layer, wrapped
 from whippletree.metrics import SECONDS, Bound
 from whippletree.tracing import Tracing, fail
 
@@ -108,27 +108,16 @@ class Rpcs:
         self._seconds.of(method).observe(seconds)
 
 
-class ObservingInterceptor(grpc.aio.ServerInterceptor):
+def observing(rpcs: Rpcs, tracing: Tracing) -> Layer:
     """To be the outermost one: it sees the code that a call really ended with."""
 
-    def __init__(self, rpcs: Rpcs, tracing: Tracing) -> None:
-        self._rpcs, self._tracing = rpcs, tracing
-
-    async def intercept_service(
-        self,
-        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is None or not method.startswith(OURS):
+    def layer(method: str, handler: Handler) -> Handler:
+        if not method.startswith(OURS):
             return handler
-        name, metadata = method.rpartition(".")[2], handler_call_details.invocation_metadata or ()
-
-        def observed(request: Any, context: Any) -> _Observed:
-            return _Observed(self._rpcs, self._tracing, name, metadata, request, context)
-
+        observed = partial(_Observed, rpcs, tracing, method.rpartition(".")[2])
         return wrapped(handler, partial(_unary, observed=observed), partial(_stream, observed=observed))
+
+    return layer
 
 
 class _Observed:
@@ -136,11 +125,9 @@ class _Observed:
 
     __slots__ = ("_begin", "_context", "_ids", "_name", "_rpcs", "_span", "_tracing")
 
-    def __init__(
-        self, rpcs: Rpcs, tracing: Tracing, name: str, metadata: Metadata, request: object, context: Any
-    ) -> None:
+    def __init__(self, rpcs: Rpcs, tracing: Tracing, name: str, request: object, context: Any) -> None:
         self._rpcs, self._tracing, self._name, self._context = rpcs, tracing, name, context
-        self._ids, self._begin = ids(metadata, request), 0.0
+        self._ids, self._begin = ids(context.invocation_metadata() or (), request), 0.0
         self._span: Span = INVALID_SPAN
 
     def __enter__(self) -> None:

@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 from whippletree.channel import MESSAGE_LIMIT
 from whippletree.errors import InternalError, InvalidFieldError, ShuttingDownError, WhippletreeError
 from whippletree.identity.guard import Guard
-from whippletree.methods import Methods, wrapped
+from whippletree.methods import Handler, Layer, Methods, wrapped
 from whippletree.settings import ServerTls
 from whippletree.stop import REFUSED, WRITING, Calls
 from whippletree.tls import server_credentials
@@ -79,27 +79,19 @@ class _Undecodable:
     """Stands for a request whose bytes are no message: text that is not UTF-8, nesting that is too deep."""
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+def mapping(calls: Calls) -> Layer:
     """Turns WhippletreeError into google.rpc.Status, and anything unforeseen into INTERNAL without its text.
 
     It counts the calls too, refuses them while the server stops, and says so where the stop cuts one.
     """
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-
-    async def intercept_service(
-        self,
-        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith("/grpc."):  # health is told to the very end
+    def layer(method: str, handler: Handler) -> Handler:
+        if method.startswith("/grpc."):  # health is told to the very end
             return handler
-        name, calls = handler_call_details.method, self._calls
-        return wrapped(
-            handler, partial(_unary, name=name, calls=calls), partial(_stream, name=name, calls=calls), _decoder
-        )
+        unary, stream = partial(_unary, name=method, calls=calls), partial(_stream, name=method, calls=calls)
+        return wrapped(handler, unary, stream, _decoder)
+
+    return layer
 
 
 def _decoder(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -196,7 +188,7 @@ async def listening(
     haste: asyncio.Event | None = None,
     reflected: Sequence[str] = (),
     checks: health.aio.HealthServicer | None = None,
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    layers: Sequence[Layer] = (),
     guard: Guard | None = None,
     tls: ServerTls | None = None,
 ) -> AsyncIterator[int]:
@@ -205,13 +197,12 @@ async def listening(
     `notice`, `grace`, `drain`, `cut` and `haste` are told in `stop.py`.
     `reflected` names services of other servers that this one describes too: reflection asked at a front door that
     routes to several servers has to know them all. Their generated modules must be imported. `checks` is the health
-    that is served, for a service that has more to say there than that it serves. `interceptors`, the outermost first,
-    lie around the one that maps errors, `guard` within it: who may call; None = everybody.
+    that is served, for a service that has more to say there than that it serves. `layers`, the outermost first, lie
+    around the one that maps errors, `guard` within it: who may call; None = everybody.
     """
     calls = Calls()
-    around = [*interceptors, ErrorInterceptor(calls), *([guard] if guard is not None else [])]
-    server = grpc.aio.server(interceptors=around, options=OPTIONS)
-    methods = Methods()
+    server = grpc.aio.server(options=OPTIONS)
+    methods = Methods([*layers, mapping(calls), *([guard.layer] if guard is not None else [])])
     table = cast(grpc.aio.Server, methods)
     for service in services:
         service.register(table)

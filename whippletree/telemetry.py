@@ -1,8 +1,8 @@
 """What a service is seen by: one value that its composition root makes and hands down.
 
-In: settings. Out: a registry for the service's recorder, tracing, and the interceptor of its server. While the block
-runs, metrics are served where `metrics.listen` says and spans are sent where `telemetry.otlp` says; both are off by
-default.
+In: settings. Out: a registry for the service's recorder, tracing, and the layer around its server's methods. While the
+block runs, metrics are served where `metrics.listen` says and spans are sent where `telemetry.otlp` says; both are off
+by default.
 """
 
 import logging
@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
+from whippletree import observe
 from whippletree.metrics import Refresh, exposing, new_registry
-from whippletree.observe import ObservingInterceptor, Rpcs
 from whippletree.settings import MetricsSettings, TracingSettings
 from whippletree.tracing import Tracing, exporting
 
@@ -25,7 +25,7 @@ class Telemetry:
     def __init__(self, service: str, tracing: Tracing) -> None:
         self.registry: CollectorRegistry = new_registry(service)
         self.tracing = tracing
-        self.interceptor = ObservingInterceptor(Rpcs(self.registry), tracing)
+        self.layer = observe.observing(observe.Rpcs(self.registry), tracing)
         self._refreshes: list[Refresh] = []
 
     def before_scrape(self, refresh: Refresh) -> None:

@@ -92,7 +92,7 @@ async def _served(settings: BridgeSettings, policy: FakePolicy | None) -> AsyncI
     async with (
         observing("bridge", settings.metrics, settings.telemetry) as telemetry,
         server.offering(settings, LocalChannel.to(services_of(policy)), telemetry) as offer,
-        listening(offer.services, settings.listen, drain=offer.drain, interceptors=[telemetry.interceptor]) as port,
+        listening(offer.services, settings.listen, drain=offer.drain, layers=[telemetry.layer]) as port,
     ):
         yield port
 

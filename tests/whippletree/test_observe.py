@@ -1,4 +1,4 @@
-"""A real server with the interceptor, asked through real channels."""
+"""A real server with the layer, asked through real channels."""
 
 import asyncio
 import logging
@@ -81,7 +81,7 @@ async def served(otlp: str = "", ratio: float = 1.0) -> AsyncIterator[Observed]:
             register=lambda server: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, server),
         )
         async with (
-            listening([service], "127.0.0.1:0", grace=0, interceptors=[telemetry.interceptor]) as port,
+            listening([service], "127.0.0.1:0", grace=0, layers=[telemetry.layer]) as port,
             connect(f"127.0.0.1:{port}") as channel,
         ):
             stub: Any = rollout_pb2_grpc.RolloutServiceStub(channel)

@@ -73,7 +73,7 @@ async def serving(settings: Settings, haste: asyncio.Event | None = None) -> Asy
             haste=haste,
             reflected=public_services(),
             checks=gateway.checks,
-            interceptors=[telemetry.interceptor],
+            layers=[telemetry.layer],
             guard=gateway.guard.also(bridge.guard) if gateway.guard and bridge.guard else None,
             tls=settings.gateway.tls,
         ) as port,

@@ -1,4 +1,4 @@
-"""The interceptor that lets a call through or not. It stands inside `serve.ErrorInterceptor`, which tells the refusal.
+"""The layer that lets a call through or not. It lies within `serve.mapping`, which tells the refusal.
 
 In: the rpc's name, its metadata, its request. Out: the call goes on, or UnauthenticatedError, PermissionDeniedError.
 What no rule names is for operators alone.
@@ -16,7 +16,7 @@ from whippletree.identity.claims import Caller, Claims, Operator, presented
 from whippletree.identity.operator_keys import PREFIX, OperatorKey, check
 from whippletree.identity.tokens import TokenVerifier
 from whippletree.log import about
-from whippletree.methods import wrapped
+from whippletree.methods import Handler, wrapped
 
 Rule = Callable[[Any, Claims], None]
 """Raises PermissionDeniedError where a token's claims do not allow a request."""
@@ -68,7 +68,7 @@ PUBLIC = frozenset(
 """Health, and the contract, which is no secret."""
 
 
-class Guard(grpc.aio.ServerInterceptor):
+class Guard:
     """Asks every call for its key or token."""
 
     def __init__(self, rules: Rules, authenticator: Authenticator) -> None:
@@ -79,19 +79,14 @@ class Guard(grpc.aio.ServerInterceptor):
         """This one, with the rules of another besides."""
         return Guard(self.rules | other.rules, self._authenticator)
 
-    async def intercept_service(
-        self,
-        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        method = handler_call_details.method
+    def layer(self, method: str, handler: Handler) -> Handler:
+        """A `methods.Layer`. ValueError for a method that takes a stream of requests: no rule could look at them."""
         service = method[: method.rindex("/") + 1]
-        if handler is None or method in self._public or service in self._public:
+        if method in self._public or service in self._public:
             return handler
-        rule = self.rules.scoped.get(method) or self.rules.scoped.get(service)
         if handler.request_streaming:
-            raise PermissionDeniedError("no rule is known for a stream of requests")
+            raise ValueError(f"{method} takes a stream of requests, and no rule is known for one")
+        rule = self.rules.scoped.get(method) or self.rules.scoped.get(service)
         return wrapped(handler, partial(self._unary, rule=rule), partial(self._stream, rule=rule))
 
     async def admit(self, rule: Rule | None, request: Any, headers: Any) -> None:
