@@ -47,7 +47,7 @@ class RolloutServicer(RolloutServiceServicer):
 
     async def GetRollout(self, request: pb.GetRolloutRequest, context: Context) -> pb.GetRolloutResponse:
         rollout_id = names.rollout(request.name)
-        found = await self._store.read(lambda connection: rollouts.get(connection, rollout_id))
+        found = await self._store.look(lambda connection: rollouts.get(connection, rollout_id))
         return pb.GetRolloutResponse(rollout=convert.rollout_to_pb(found))
 
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Context) -> pb.ListRolloutsResponse:
