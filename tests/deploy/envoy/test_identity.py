@@ -147,6 +147,13 @@ async def test_the_control_api_is_for_operators(door: Door, http: httpx.AsyncCli
     assert (await http.get("/api/rollouts", headers={"authorization": "Bearer wt_x"})).status_code == 401
 
 
+@pytest.mark.parametrize("metrics", ["/metrics", "/stats", "/stats/prometheus"])
+async def test_metrics_are_not_at_the_door(door: Door, http: httpx.AsyncClient, metrics: str) -> None:
+    assert (await http.get(metrics)).status_code == 401
+    for headers in (door.agent, door.operator):
+        assert (await http.get(metrics, headers=headers)).status_code == 404
+
+
 async def test_an_agent_posts_events_to_its_own_attempt(door: Door, http: httpx.AsyncClient) -> None:
     note, reward = {"note": {"type": "t"}}, {"reward": {"value": 1.0}}
     own, others = "/api/rollouts/a/attempt/1/events", "/api/rollouts/b/attempt/1/events"
