@@ -2,6 +2,7 @@
 -- Request: rollout and attempt of a harness's path become headers, which Envoy hashes on and every log line and trace
 -- carries; its dialect is noted.
 -- Answer: the bridge's `x-http-code` becomes the status; any other error on a harness's path gets the dialect's shape.
+-- What Envoy refuses before its filters run comes by no filter: listeners.yaml has the shapes of those (local_reply_config).
 
 local OPENAI = {
   types = {

@@ -6,6 +6,7 @@ Tests set `front.policy.reply`; `front` is as new for every test, the processes 
 import asyncio
 import resource
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from openai_bridge import server
+from openai_bridge.settings import BridgeSettings
 from tests.fakes.bridge import says_hi
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.policy import FakePolicy, serving
-from tests.fakes.stack import envoy, service
+from tests.fakes.stack import Envoy, envoy, running_envoy, service
 from tests.fakes.system import System, system
 
 ROLLOUT = "/proxy/rollout/r1/attempt/1/mode/train"
@@ -85,4 +88,21 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 async def whole(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[System]:
     """A real gateway behind Envoy, started once; a test makes its own runs and rollouts."""
     async with system(tmp_path_factory.mktemp("whole"), joint=request.param) as running:
+        yield running
+
+
+@pytest.fixture
+async def policy(tmp_path: Path) -> FakePolicy:
+    """One that says hi."""
+    return FakePolicy(tokenizer_path=write_chat_model(tmp_path / "model"), reply=says_hi)
+
+
+@asynccontextmanager
+async def limited(policy: FakePolicy, folder: Path, *limits: tuple[str, str]) -> AsyncIterator[Envoy]:
+    """Envoy with other limits."""
+    async with (
+        serving(policy) as gateway,
+        server.serving(BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)) as port,
+        running_envoy(gateway=gateway, bridge=f"127.0.0.1:{port}", folder=folder, replacing=limits) as running,
+    ):
         yield running
