@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 S = TypeVar("S", bound="ServiceSettings")
+T = TypeVar("T", bound="ServerTls | ClientTls")
 
 
 class Section(BaseModel):
@@ -72,9 +73,7 @@ class ServerTls(Section):
 
     @model_validator(mode="after")
     def _together(self) -> Self:
-        if (self.certificate is None) != (self.key is None) or (self.client_authority and not self.certificate):
-            raise ValueError("certificate and key go together, and client_authority needs them")
-        return self
+        return _complete(self, "client_authority", needs="certificate")
 
 
 class ClientTls(Section):
@@ -91,9 +90,16 @@ class ClientTls(Section):
 
     @model_validator(mode="after")
     def _together(self) -> Self:
-        if (self.certificate is None) != (self.key is None) or (self.certificate and not self.authority):
-            raise ValueError("certificate and key go together, and need authority")
-        return self
+        return _complete(self, "certificate", needs="authority")
+
+
+def _complete(tls: T, field: str, *, needs: str) -> T:
+    """The same settings. ValueError where half of a pair is missing, or `field` is set without what it needs."""
+    if (tls.certificate is None) != (tls.key is None):
+        raise ValueError("certificate and key go together")
+    if getattr(tls, field) is not None and getattr(tls, needs) is None:
+        raise ValueError(f"{field} needs {needs}")
+    return tls
 
 
 class AccessSettings(Section):
