@@ -69,11 +69,11 @@ def render(texts: Mapping[str, str], values: EnvoyValues, config: Path) -> dict[
         filled[f"{name}_ADDRESS"], filled[f"{name}_PORT"] = host, str(port)
     filled["IDENTITY"] = "identity_off.yaml" if values.insecure_dev else "identity.yaml"
     filled["KEYS_SOCKET"] = f"@whippletree-{sha256(str(config).encode()).hexdigest()[:16]}"  # no file, no port
-    filled["DOWNSTREAM_TLS"] = envoy_tls.downstream(values.tls)
-    filled["UPSTREAM_TLS"] = envoy_tls.upstream(values.upstream_tls)
+    filled["DOWNSTREAM_TLS"] = envoy_tls.downstream(values.tls, config)
+    filled["UPSTREAM_TLS"] = envoy_tls.upstream(values.upstream_tls, config)
     filled["TRACING"] = envoy_tracing.tracing(values.otlp, values.trace_ratio)
     filled["OTLP_CLUSTER"] = envoy_tracing.cluster(values.otlp)
-    files: dict[str, str] = {}
+    files = envoy_tls.secrets(values.tls, values.upstream_tls)
     for name, addresses in (("gateway", values.gateway), ("bridge", values.bridge)):
         replicas = [_split(address) for address in addresses.split(",")]
         files[f"endpoints-{name}.yaml"] = _endpoints(name, replicas)

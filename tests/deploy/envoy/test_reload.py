@@ -168,37 +168,45 @@ async def test_a_grpc_call_outlives_a_change_of_the_listener(replicas: Replicas)
     assert await call.code() == grpc.StatusCode.OK
 
 
-async def test_a_new_certificate_holds_for_new_connections_while_old_ones_finish(tmp_path: Path) -> None:
+async def test_a_renewed_certificate_is_shown_to_new_connections_while_open_streams_go_on(tmp_path: Path) -> None:
     go, ours = asyncio.Event(), authority(tmp_path / "ca")
-    old, new = ours.server(), ours.server()
-    assert old.certificate is not None
-    assert new.certificate is not None
+    tls, fresh = ours.server(), ours.server()
+    assert tls.certificate
+    assert tls.key
+    assert fresh.certificate
+    assert fresh.key
+    old, new = tls.certificate.read_text(), fresh.certificate.read_text()
 
     async def reply(_: Request) -> Sampled:
         await go.wait()
         return sampled("Hi")
 
-    def shown() -> str:
+    async def shown() -> str:
         """The certificate that a new connection sees."""
         host, _, port = envoy.url.removeprefix("https://").partition(":")
-        return ssl.get_server_certificate((host, int(port)))
+        return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
 
     policy = FakePolicy(tokenizer_path=write_chat_model(tmp_path / "model"), reply=reply)
     trust = ssl.create_default_context(cafile=str(ours.path))
     async with (
         serving(policy) as gateway,
         server.serving(BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)) as port,
-        running_envoy(gateway=gateway, bridge=f"127.0.0.1:{port}", folder=tmp_path, tls=old) as envoy,
+        running_envoy(gateway=gateway, bridge=f"127.0.0.1:{port}", folder=tmp_path, tls=tls) as envoy,
         httpx.AsyncClient(base_url=envoy.url, verify=trust, timeout=60) as client,
     ):
-        held = asyncio.create_task(client.post(CHAT, json=BODY))
+        held = asyncio.create_task(client.post(CHAT, json={**BODY, "stream": True}))
         await policy.until(lambda: len(policy.asked) == 1)
-        assert await asyncio.to_thread(shown) == old.certificate.read_text()
-        envoy.change(tls=new)
-        await envoy.until("listener_manager.listener_in_place_updated", 1)
-        assert await asyncio.to_thread(shown) == new.certificate.read_text()
+        assert await shown() == old
+        fresh.key.replace(tls.key)
+        fresh.certificate.replace(tls.certificate)
+        async with asyncio.timeout(60):
+            while await shown() != new:
+                await asyncio.sleep(0.02)
         go.set()
-        assert (await held).status_code == 200
+        answer = await held
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert "connection" not in answer.headers, "a listener that changed would close it"
+        assert (await client.post(CHAT, json=BODY)).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,22 @@ from whippletree.v1 import rollout_pb2
 
 from openai_bridge import server as bridge_server
 from openai_bridge.settings import BridgeSettings
+from tests.fakes.bridge import says_hi
 from tests.fakes.certificates import Authority, authority
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import running_gateway
 from tests.fakes.keys import make_keys
-from tests.fakes.stack import running_envoy
+from tests.fakes.policy import FakePolicy, serving
+from tests.fakes.stack import Envoy, running_envoy
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[str, Authority, str]]:
-    """(base URL, authority, token of a running attempt)."""
+async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Envoy, Authority, str]]:
+    """(Envoy, authority, token of a running attempt)."""
     folder = tmp_path_factory.mktemp("tls")
     ours, keys, model = authority(folder / "ca"), make_keys(folder / "keys"), write_chat_model(folder / "model")
     access = keys.access.model_copy(update={"tls": ours.client("services")})
@@ -49,22 +51,65 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
             await gateway.create_rollout("a", start=False)
             start = rollout_pb2.StartRolloutRequest(name="rollouts/a", worker="w")
             token = (await gateway.rollouts.StartRollout(start)).token
-            yield envoy.url, ours, token
+            yield envoy, ours, token
 
 
-async def test_a_call_goes_through_every_hop(secured: tuple[str, Authority, str]) -> None:
-    url, ours, token = secured
+async def test_a_call_goes_through_every_hop(secured: tuple[Envoy, Authority, str]) -> None:
+    envoy, ours, token = secured
     trust = ssl.create_default_context(cafile=str(ours.path))
     async with httpx.AsyncClient(verify=trust, timeout=60) as client:
-        answer = await client.post(f"{url}/openai/v1/chat/completions", json=BODY, headers={"x-api-key": token})
+        answer = await client.post(f"{envoy.url}/openai/v1/chat/completions", json=BODY, headers={"x-api-key": token})
     assert answer.status_code == 200, answer.text
 
 
-async def test_the_door_speaks_nothing_else(secured: tuple[str, Authority, str], tmp_path: Path) -> None:
-    url, _, _ = secured
+async def test_the_door_speaks_nothing_else(secured: tuple[Envoy, Authority, str], tmp_path: Path) -> None:
+    url = secured[0].url
     strangers = ssl.create_default_context(cafile=str(authority(tmp_path / "strangers").path))
     async with httpx.AsyncClient(verify=strangers, timeout=60) as client:
         with pytest.raises(httpx.ConnectError):
             await client.get(f"{url}/healthz")
         with pytest.raises(httpx.TransportError):
             await client.get(url.replace("https", "http") + "/healthz")
+
+
+async def test_envoys_own_renewed_certificate_is_taken_without_a_change_of_its_files(
+    secured: tuple[Envoy, Authority, str],
+) -> None:
+    envoy, ours, _ = secured
+    own, fresh = envoy.values.upstream_tls, ours.client("envoy")
+    assert own.certificate
+    assert own.key
+    assert fresh.certificate
+    assert fresh.key
+    updates = "cluster.gateway.client_ssl_socket_factory.ssl_context_update_by_sds"
+    before = (await envoy.stats(updates))[updates]
+    fresh.key.replace(own.key)
+    fresh.certificate.replace(own.certificate)
+    await envoy.until(updates, before + 1)
+
+
+async def test_the_door_may_ask_for_certificates(tmp_path: Path) -> None:
+    ours = authority(tmp_path / "ca")
+    policy = FakePolicy(tokenizer_path=write_chat_model(tmp_path / "model"), reply=says_hi)
+    async with (
+        serving(policy) as gateway,
+        bridge_server.serving(BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)) as port,
+        running_envoy(gateway=gateway, bridge=f"127.0.0.1:{port}", folder=tmp_path, tls=ours.server()) as envoy,
+    ):
+        envoy.change(tls=ours.server(mutual=True))
+        await envoy.until("listener_manager.listener_in_place_updated", 1)
+        assert not await lets_in(envoy.url, ours, shown=None)
+        assert not await lets_in(envoy.url, ours, shown=authority(tmp_path / "strangers"))
+        assert await lets_in(envoy.url, ours, shown=ours)
+
+
+async def lets_in(url: str, trusted: Authority, *, shown: Authority | None) -> bool:
+    """Whether a client is answered that shows a certificate of this authority, or none."""
+    trust = ssl.create_default_context(cafile=str(trusted.path))
+    if shown is not None:
+        trust.load_cert_chain(*shown.sign("client"))
+    async with httpx.AsyncClient(verify=trust, timeout=60) as client:
+        try:
+            return (await client.get(f"{url}/healthz")).is_success
+        except (httpx.TransportError, ssl.SSLError):  # after the handshake it is the second
+            return False
