@@ -100,13 +100,14 @@ def same_prompt(connection: Connection, rollout: int, attempt: int, prompt: byte
     return prefix.Match(parent=found, shared=len(prompt) // 4)
 
 
-def record(tx: Transaction, draft: Draft) -> Event:
-    """Store one call of a request that has no answer yet.
+def record(tx: Transaction, draft: Draft, ordinal: int) -> Event:
+    """Store one call, by a request that has no answer yet, of the rollout with this ordinal.
 
-    Raises StaleAttemptError and RolloutEndedError where the attempt may not write any more.
+    Raises NotFoundError where that is gone, StaleAttemptError and RolloutEndedError where the attempt may not write any
+    more.
     """
     ask, sampled = draft.ask, draft.sampled
-    rollout = rollouts.standing(tx.connection, ask.rollout_id)
+    rollout = rollouts.standing(tx.connection, ask.rollout_id, ordinal)
     rollout_state.check_writable(rollout, ask.attempt, f"rollouts/{ask.rollout_id}")
     event: dict[str, Any] = {
         "rollout": rollout.ordinal,

@@ -78,6 +78,7 @@ def ask(request: inference_pb2.GenerateRequest, recent: Recent) -> Ask:
         choice_index=request.choice_index,
         once=_once(request, hashed),
         repeat=_repeat(request, _MODES[request.mode]),
+        ordinal=request.rollout_ordinal,
         choice_count=request.choice_count or 1,
     )
 

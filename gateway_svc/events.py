@@ -51,9 +51,13 @@ def append(
     payload: Reward | Note | Log,
     may_ignore: bool,
     once: Once | None,
+    ordinal: int = 0,
 ) -> Event:
-    """Store one event of the current attempt. Raises StaleAttemptError, RolloutEndedError, InvalidFieldError."""
-    rollout = rollouts.standing(tx.connection, rollout_id)
+    """Store one event of the current attempt of the rollout with this ordinal; 0 = whichever has the id.
+
+    Raises NotFoundError, StaleAttemptError, RolloutEndedError, InvalidFieldError.
+    """
+    rollout = rollouts.standing(tx.connection, rollout_id, ordinal)
     if (answer := requests.first_answer(tx.connection, once)) is not None:
         first = page(tx.connection, rollout.ordinal, rollout_id, orjson.loads(answer) - 1, 1, View.BASIC)
         if not first or first[0].sequence != orjson.loads(answer):

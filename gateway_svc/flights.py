@@ -19,7 +19,7 @@ LOOK_AGAIN = 1.0
 LONGEST_GRACE = 8.0
 """Seconds at most, however many retries came, unless the setting is longer: the official clients' longest pause."""
 
-Place = tuple[RolloutId, int, bytes]
+Place = tuple[RolloutId, int, int, bytes]
 
 
 class Elsewhere(Protocol):
@@ -52,7 +52,7 @@ class Flight:
     def place(self) -> Place | None:
         """Where retries look for it."""
         ask = self.ask
-        return None if ask.repeat is None else (ask.rollout_id, ask.attempt, ask.repeat.turn)
+        return None if ask.repeat is None else (ask.rollout_id, ask.ordinal, ask.attempt, ask.repeat.turn)
 
 
 class Flights:
@@ -116,7 +116,7 @@ class Flights:
     def _retried(self, ask: Ask) -> Flight | None:
         if ask.repeat is None:
             return None
-        flights = self._by_place.get((ask.rollout_id, ask.attempt, ask.repeat.turn), [])[::-1]
+        flights = self._by_place.get((ask.rollout_id, ask.ordinal, ask.attempt, ask.repeat.turn), [])[::-1]
         keys = [flight.ask.repeat.key if flight.ask.repeat else "" for flight in flights]
         earlier = [retry.Earlier(key=key, lost=flight.left) for key, flight in zip(keys, flights, strict=True)]
         found = retry.choose(ask.repeat, earlier)

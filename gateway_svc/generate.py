@@ -230,7 +230,7 @@ def _look(connection: Connection, ask: Ask, prompt: prefix.Hashed) -> _Seen:
             run_id=RunId(""),
             match=prefix.Match(parent=None, shared=0),
         )
-    rollout = rollouts.standing(connection, ask.rollout_id)
+    rollout = rollouts.standing(connection, ask.rollout_id, ask.ordinal)
     rollout_state.check_writable(rollout, ask.attempt, f"rollouts/{ask.rollout_id}")
     equal = turns.equal(connection, rollout.ordinal, ask)
     retried = turns.retried(connection, equal, ask) is not None

@@ -44,6 +44,7 @@ class Issuer:
         spec = rollout.spec
         claims = Claims(
             rollout=spec.rollout_id,
+            ordinal=rollout.ordinal,
             attempt=attempt,
             mode=spec.split,
             run=spec.run_id,

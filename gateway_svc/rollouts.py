@@ -160,13 +160,14 @@ def get(connection: Connection, rollout_id: RolloutId) -> Rollout:
     return _rollout(row)
 
 
-def standing(connection: Connection, rollout_id: RolloutId) -> Standing:
-    """Where one rollout stands. Raises NotFoundError."""
+def standing(connection: Connection, rollout_id: RolloutId, ordinal: int = 0) -> Standing:
+    """Where one rollout stands. Raises NotFoundError, also where it is not the one with this ordinal; 0 = any."""
     row = _STANDING.first(connection, {"id": rollout_id})
-    if row is None:
-        raise NotFoundError(f"rollouts/{rollout_id} does not exist", name=f"rollouts/{rollout_id}")
-    ordinal, run_id, state, attempt = row
-    return Standing(ordinal=ordinal, run_id=RunId(run_id), state=RolloutState(state), attempt=attempt)
+    if row is None or (ordinal and row[0] != ordinal):
+        text = "was deleted and made anew" if row else "does not exist"
+        raise NotFoundError(f"rollouts/{rollout_id} {text}", name=f"rollouts/{rollout_id}")
+    found, run_id, state, attempt = row
+    return Standing(ordinal=found, run_id=RunId(run_id), state=RolloutState(state), attempt=attempt)
 
 
 def page(connection: Connection, wanted: Filter, after: int, size: int) -> list[Rollout]:

@@ -224,7 +224,7 @@ def _place(flight: Flight) -> bytes:
     """What must be equal for two flights to have anything to do with one another."""
     ask = flight.ask
     about = ask.repeat.turn if ask.repeat else f" {ask.once.request_id if ask.once else ''}".encode()
-    return f"{ask.rollout_id} {ask.attempt} ".encode() + about
+    return f"{ask.rollout_id} {ask.ordinal} {ask.attempt} ".encode() + about
 
 
 def _chosen(flight: Flight, request_id: str, rows: Sequence[Any]) -> int | None:

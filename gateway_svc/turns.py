@@ -31,7 +31,7 @@ def record(tx: Transaction, draft: calls.Draft, rollout: int, *, lost: bool) -> 
     ask = draft.ask
     if (answer := requests.first_answer(tx.connection, ask.once)) is not None:
         return calls.replayed(tx.connection, answer)
-    event = calls.record(tx, draft)
+    event = calls.record(tx, draft, rollout)
     if ask.repeat is not None:
         row = {"rollout": rollout, "sequence": event.sequence, "attempt": ask.attempt, "turn": ask.repeat.turn}
         row |= {"idempotency_key": ask.repeat.key, "holder": _request(ask), "lost": lost}
@@ -68,7 +68,7 @@ def take_over(tx: Transaction, ask: Ask, *, lost: bool) -> Event | None:
     """
     if (answer := requests.first_answer(tx.connection, ask.once)) is not None:
         return calls.replayed(tx.connection, answer)
-    rollout = rollouts.standing(tx.connection, ask.rollout_id)
+    rollout = rollouts.standing(tx.connection, ask.rollout_id, ask.ordinal)
     rollout_state.check_writable(rollout, ask.attempt, f"rollouts/{ask.rollout_id}")
     if (sequence := retried(tx.connection, equal(tx.connection, rollout.ordinal, ask), ask)) is None:
         return None

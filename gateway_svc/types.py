@@ -374,5 +374,7 @@ class Ask:
     """None = no retries are recognised."""
     hashed: Hashed | None = field(default=None, compare=False)
     """The prompt's hash, where it is known already."""
+    ordinal: int = 0
+    """Of the rollout that is meant; 0 = whichever has the id."""
     choice_count: int = 1
     """How many requests like this one, by their `choice_index`, ask for a response to the prompt."""

@@ -13,6 +13,7 @@ from openai_bridge.encoding import decoded
 from openai_bridge.settings import LimitSettings
 from openai_bridge.types import Caller, Finish, Generation, Mode, Model, Part, Repeat, Sampling
 from whippletree.errors import InvalidFieldError
+from whippletree.identity import guard
 from whippletree.tokens import unpack_floats, unpack_ids
 
 
@@ -47,14 +48,16 @@ MODES = {Mode.TRAIN: model_call_pb2.CALL_MODE_TRAIN, Mode.EVAL: model_call_pb2.C
 
 
 def caller(request: PathRequest) -> Caller:
-    """Who calls, from the path. InvalidFieldError where a rollout or attempt has no such form or a mode is unknown."""
+    """Who calls, from path and token. InvalidFieldError where the path is not of our form or its mode is unknown."""
     if not _ROLLOUT.fullmatch(request.rollout):  # it becomes gRPC metadata, which takes less than a path does
         raise InvalidFieldError(f"Invalid rollout {request.rollout[:100]!r} in the path.", field="rollout")
     if not _ATTEMPT.fullmatch(request.attempt):
         raise InvalidFieldError(f"Invalid attempt '{request.attempt}' in the path: a number from 1.", field="attempt")
     if request.mode not in set(Mode):
         raise InvalidFieldError(f"Invalid mode '{request.mode}' in the path: train or eval.", field="mode")
-    return Caller(rollout=request.rollout, attempt=int(request.attempt), mode=Mode(request.mode))
+    return Caller(
+        rollout=request.rollout, attempt=int(request.attempt), mode=Mode(request.mode), ordinal=guard.ordinal()
+    )
 
 
 def body(request: BodyRequest, headers: Iterable[tuple[str, str | bytes]], limits: LimitSettings) -> bytes:

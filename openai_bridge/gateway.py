@@ -72,6 +72,7 @@ class Gateway:
         """One response, sampled or (for a request id that is known) recorded. Cancelling it aborts the generation."""
         request = inference_pb2.GenerateRequest(
             rollout=f"rollouts/{ask.caller.rollout}",
+            rollout_ordinal=ask.caller.ordinal,
             attempt=ask.caller.attempt,
             mode=convert.MODES[ask.caller.mode],
             model=f"models/{ask.model}",

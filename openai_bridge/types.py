@@ -28,12 +28,14 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whose call it is: the path that the harness was given."""
+    """Whose call it is: the path that the harness was given, and its token."""
 
     rollout: str
     """Bare id."""
     attempt: int
     mode: Mode
+    ordinal: int = 0
+    """Of the rollout that its token is for; 0 = whichever has the id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from gateway_svc.pace import Watchers
 from gateway_svc.store import Store
 from gateway_svc.types import Event, Rollout, View
 from whippletree.errors import InvalidFieldError
+from whippletree.identity import guard
 
 Context = grpc.aio.ServicerContext[Any, Any]
 EXPORT_LIMIT = 10_000
@@ -35,8 +36,9 @@ class EventServicer(EventServiceServicer):
         # An agent may write notes with any id: none of them may stand in the way of its evaluator's reward.
         scope = f"{request.parent}/attempts/{request.attempt}/{request.WhichOneof('payload')}/"
         once = convert.once("AppendEvent", request.request_id, request, scope=scope)
+        ordinal = guard.ordinal()
         found = await self._store.write(
-            lambda tx: events.append(tx, rollout_id, request.attempt, payload, request.may_ignore, once)
+            lambda tx: events.append(tx, rollout_id, request.attempt, payload, request.may_ignore, once, ordinal)
         )
         return pb.AppendEventResponse(event=convert_calls.event_to_pb(found, View.BASIC))
 

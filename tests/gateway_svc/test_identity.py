@@ -25,6 +25,7 @@ from whippletree.v1.rollout_pb2_grpc import RolloutServiceStub
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import RunningGateway, refused, running_gateway
 from tests.fakes.keys import Keys, bearer, make_keys
+from tests.fakes.record import delete
 from whippletree import contract
 from whippletree.channel import connect
 from whippletree.errors import NotFoundError, PermissionDeniedError, WrongStateError
@@ -148,6 +149,18 @@ async def test_an_agent_writes_to_nothing_else(guarded: Guarded, event: event_pb
     for rollout in ("a", "b"):
         listed = await guarded.gateway.events.ListEvents(event_pb2.ListEventsRequest(parent=f"rollouts/{rollout}"))
         assert not listed.events
+
+
+async def test_a_token_of_a_deleted_rollout_writes_nothing_to_one_made_anew_with_its_id(guarded: Guarded) -> None:
+    old = await guarded.start("a")
+    await delete(guarded.gateway, "r", force=True)
+    await guarded.gateway.create_run("r")
+    new = await guarded.start("a")
+    async with refused(NotFoundError) as errors:
+        await guarded.append(old, reward("a"))
+    assert "made anew" in str(errors[0])
+    assert (await guarded.append(new, reward("a"))).reward.value == 1.0
+    assert (await guarded.append(await guarded.issue("rollouts/a/attempts/1"), note("a"))).attempt == 1
 
 
 async def test_where_an_evaluator_rewards_the_agent_does_not(guarded: Guarded) -> None:

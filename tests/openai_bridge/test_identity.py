@@ -16,8 +16,10 @@ from whippletree.v1.identity_pb2_grpc import IdentityServiceStub
 
 from openai_bridge.key_set import KeySet
 from tests.fakes.bridge import read, stub
+from tests.fakes.engine import FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.keys import bearer, make_keys
+from tests.fakes.record import delete
 from tests.fakes.system import served
 from whippletree import contract
 from whippletree.channel import connect
@@ -32,16 +34,26 @@ class Guarded:
 
     gateway: RunningGateway
     bridge: str
+    engine: FakeEngine
     operator: str
     tokens: Mapping[str, str]
 
-    async def chat(self, key: str, rollout: str = "", attempt: str = "", mode: str = "") -> grpc.StatusCode:
-        """The code by which a chat completion with this key ends."""
+    async def start(self, rollout: str) -> str:
+        """Create a rollout of run `r` and start it; its token."""
+        await self.gateway.create_rollout(rollout, start=False)
+        start = rollout_pb2.StartRolloutRequest(name=f"rollouts/{rollout}", worker="w")
+        return (await self.gateway.rollouts.StartRollout(start)).token
+
+    async def chat(
+        self, key: str, rollout: str = "", attempt: str = "", mode: str = "", *, retries: int = 0
+    ) -> grpc.StatusCode:
+        """The code by which a chat completion with this key ends; `retries` = how often its client sent it before."""
         request = bridge_pb2.ChatCompletionsRequest(
             rollout=rollout, attempt=attempt, mode=mode, body=HttpBody(content_type="application/json", data=BODY)
         )
         async with connect(self.bridge, bearer(key)) as channel:
-            call: Any = stub(channel).ChatCompletions(request)
+            headers = (("x-stainless-retry-count", str(retries)),)
+            call: Any = stub(channel).ChatCompletions(request, metadata=headers)
             await read(call)
             code: grpc.StatusCode = await call.code()
             return code
@@ -55,14 +67,13 @@ class Guarded:
 @pytest.fixture(params=[False, True], ids=["separate", "together"])
 async def guarded(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Guarded]:
     keys = make_keys(tmp_path / "keys")
-    async with served(tmp_path, joint=request.param, keys=keys) as (gateway, bridge, _):
+    async with served(tmp_path, joint=request.param, keys=keys) as (gateway, bridge, engine):
         await gateway.create_run("r", policy="tiny")
-        tokens = {}
+        tokens: dict[str, str] = {}
+        made = Guarded(gateway=gateway, bridge=bridge, engine=engine, operator=keys.operator, tokens=tokens)
         for rollout in ("a", "b"):
-            await gateway.create_rollout(rollout, start=False)
-            start = rollout_pb2.StartRolloutRequest(name=f"rollouts/{rollout}", worker="w")
-            tokens[rollout] = (await gateway.rollouts.StartRollout(start)).token
-        yield Guarded(gateway=gateway, bridge=bridge, operator=keys.operator, tokens=tokens)
+            tokens[rollout] = await made.start(rollout)
+        yield made
 
 
 async def test_a_token_alone_names_rollout_attempt_and_mode(guarded: Guarded) -> None:
@@ -93,6 +104,22 @@ async def test_a_token_that_may_only_reward_calls_no_model(guarded: Guarded) -> 
     request = identity_pb2.IssueTokenRequest(name="rollouts/a/attempts/1", scopes=[identity_pb2.TOKEN_SCOPE_REWARD])
     evaluator = (await IdentityServiceStub(guarded.gateway.channel).IssueToken(request)).token
     assert await guarded.chat(evaluator) == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_token_of_a_deleted_rollout_calls_no_model_for_one_made_anew_with_its_id(guarded: Guarded) -> None:
+    await delete(guarded.gateway, "r", force=True)
+    await guarded.gateway.create_run("r", policy="tiny")
+    new, gate = await guarded.start("a"), asyncio.Event()
+    guarded.engine.reply = lambda ids: Reply([5], gates={0: gate})
+    running = asyncio.create_task(guarded.chat(new))
+    await guarded.engine.wait_received("/generate")
+    # Also where the old agent asks what the new one does, and says that it did before.
+    async with asyncio.timeout(20):  # it would wait for the gate, if it joined
+        assert await guarded.chat(guarded.tokens["a"], retries=1) == grpc.StatusCode.NOT_FOUND
+    gate.set()
+    assert await running == grpc.StatusCode.OK
+    assert await guarded.chat(guarded.tokens["a"], retries=1) == grpc.StatusCode.NOT_FOUND
+    assert await guarded.calls("a") == 1
 
 
 async def test_every_rpc_of_every_dialect_asks(guarded: Guarded) -> None:

@@ -27,6 +27,8 @@ class Claims:
     """What a token says. `issued` and `expires`: seconds since 1970 UTC."""
 
     rollout: str
+    ordinal: int
+    """The rollout's number, which no other of its record ever gets, also none that is made anew with its id."""
     attempt: int
     mode: str
     """`train` or `eval`."""

@@ -5,6 +5,7 @@ What no rule names is for operators alone.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +21,16 @@ from whippletree.methods import Handler, wrapped
 
 Rule = Callable[[Any, Claims], None]
 """Raises PermissionDeniedError where a token's claims do not allow a request."""
+
+
+CLAIMS: ContextVar[Claims | None] = ContextVar("claims", default=None)
+"""Of the token by which the current rpc was let in; None = by an operator's key, or nobody is asked for one."""
+
+
+def ordinal() -> int:
+    """Which rollout the current rpc's token is for: only that one may be touched. 0 = whichever has the id now."""
+    claims = CLAIMS.get()
+    return claims.ordinal if claims else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +108,7 @@ class Guard:
         if rule is None:
             raise PermissionDeniedError("an operator's key is needed here, not an attempt's token", needs="operator")
         rule(request, caller)
+        CLAIMS.set(caller)
         about(rollout=caller.rollout, attempt=caller.attempt, run=caller.run)
 
     def _unary(self, method: Callable[..., Awaitable[Any]], rule: Rule | None) -> Callable[..., Awaitable[Any]]:

@@ -47,6 +47,7 @@ def sign(claims: Claims, key: SigningKey) -> str:
         "iss": ISSUER,
         "sub": f"rollouts/{claims.rollout}/attempts/{claims.attempt}",
         "rollout": claims.rollout,
+        "ordinal": claims.ordinal,
         "attempt": claims.attempt,
         "mode": claims.mode,
         "run": claims.run,
@@ -113,6 +114,7 @@ def _claims(token: str, key: Ed25519PublicKey) -> Claims:
         said = jwt.decode(token, key, algorithms=[ALGORITHM], issuer=ISSUER, options=options)
         return Claims(
             rollout=str(said["rollout"]),
+            ordinal=int(said["ordinal"]),
             attempt=int(said["attempt"]),
             mode=str(said["mode"]),
             run=str(said["run"]),

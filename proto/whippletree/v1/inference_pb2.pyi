@@ -39,6 +39,7 @@ class GenerateRequest(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     IS_RETRY_FIELD_NUMBER: _builtins.int
     CHOICE_COUNT_FIELD_NUMBER: _builtins.int
+    ROLLOUT_ORDINAL_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
     """`rollouts/{rollout}`."""
     attempt: _builtins.int
@@ -69,6 +70,10 @@ class GenerateRequest(_message.Message):
     """Samplings of the prompt that the harness's request asks for, each by a Generate of its own; 0 = 1. Above 1 the
     prompt is stored once.
     """
+    rollout_ordinal: _builtins.int
+    """The rollout's number, as the caller's token has it: NOT_FOUND where the rollout with this id is another one, made
+    after the token's was deleted. 0 = whichever has the id.
+    """
     @_builtins.property
     def sampling(self) -> _model_call_pb2.SamplingParams:
         """What the harness asked for. In train mode only max_tokens, stop and seed are honoured."""
@@ -90,10 +95,11 @@ class GenerateRequest(_message.Message):
         idempotency_key: _builtins.str = ...,
         is_retry: _builtins.bool = ...,
         choice_count: _builtins.int = ...,
+        rollout_ordinal: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "attempt", b"attempt", "body_digest", b"body_digest", "choice_count", b"choice_count", "choice_index", b"choice_index", "dialect", b"dialect", "idempotency_key", b"idempotency_key", "is_retry", b"is_retry", "mode", b"mode", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rollout", b"rollout", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "attempt", b"attempt", "body_digest", b"body_digest", "choice_count", b"choice_count", "choice_index", b"choice_index", "dialect", b"dialect", "idempotency_key", b"idempotency_key", "is_retry", b"is_retry", "mode", b"mode", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rollout", b"rollout", "rollout_ordinal", b"rollout_ordinal", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ from whippletree.identity.claims import Claims, Scope, presented, require
 
 CLAIMS = Claims(
     rollout="a",
+    ordinal=1,
     attempt=2,
     mode="train",
     run="r",

@@ -13,7 +13,14 @@ from whippletree.identity.tokens import REMEMBERED, SigningKey, TokenVerifier, s
 
 KEY = SigningKey(kid="k1", private=Ed25519PrivateKey.generate())
 CLAIMS = Claims(
-    rollout="a", attempt=1, mode="train", run="r", scopes=frozenset({Scope.INFER}), issued=1_000, expires=2_000
+    rollout="a",
+    ordinal=7,
+    attempt=1,
+    mode="train",
+    run="r",
+    scopes=frozenset({Scope.INFER}),
+    issued=1_000,
+    expires=2_000,
 )
 
 
