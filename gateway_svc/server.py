@@ -123,7 +123,9 @@ async def _parts(
     engine, leased = settings.engine, Leased(store, time.monotonic)
     await leased.refresh()
     async with (
-        connected(generate_timeout=engine.generate_timeout, control_timeout=engine.control_timeout) as clients,
+        connected(
+            engine.patterns, generate_timeout=engine.generate_timeout, control_timeout=engine.control_timeout
+        ) as clients,
         _claiming(store) as claimed,
     ):
         limits = Limits(max_in_flight=engine.max_in_flight, max_waiting=engine.max_waiting, spread=engine.spread)

@@ -1,7 +1,8 @@
 """Which addresses an engine may have: the gateway sends requests there, so whoever registers an engine must not choose
 freely what it reaches.
 
-In: the operator's patterns and a URL. Out: nothing, or InvalidFieldError. Names are compared and never looked up here.
+In: the operator's patterns, and the URL of an engine that is registered (`check`) or, for every new connection, an
+address that its host was resolved to (`reachable`). Names are compared and never looked up here.
 A pattern is `HOST` or `HOST:PORT` or `HOST:LOW-HIGH`; HOST is an address, a network (`127.0.0.0/8`, `[fd00::]/8`), a
 name, or a name with `*` for its first part (`*.engines.example`). Link-local, multicast and unspecified addresses,
 where clouds keep their secrets, are refused whatever the patterns say.
@@ -63,11 +64,27 @@ def check(url: str, patterns: Sequence[Pattern], field: str) -> None:
     if parts.username is not None or parts.query or parts.fragment or any(one.isspace() for one in url):
         raise InvalidFieldError(f"{field} {url!r} has more than scheme, host, port and path", field=field)
     place = _place(host)
-    if not isinstance(place, str) and (place.is_link_local or place.is_multicast or place.is_unspecified):
+    if not isinstance(place, str) and _never(place):
         raise InvalidFieldError(f"{field} {url!r}: no engine may be at {host}", field=field)
     if not any(one.matches(place, port) for one in patterns):
         text = f"{field} {url!r}: the gateway's setting engine.allowed does not allow {host}:{port}"
         raise InvalidFieldError(text, field=field)
+
+
+def reachable(address: str, port: int, patterns: Sequence[Pattern]) -> bool:
+    """Whether an engine may be asked at a numeric address, whatever name led there.
+
+    Where the patterns hold networks one of them must hold it; those that are names alone say nothing of addresses.
+    """
+    place = _place(address)
+    if isinstance(place, str) or _never(place):
+        return False
+    networks = [one for one in patterns if one.network is not None]
+    return not networks or any(one.matches(place, port) for one in networks)
+
+
+def _never(place: Address) -> bool:
+    return place.is_link_local or place.is_multicast or place.is_unspecified
 
 
 def _place(host: str) -> str | Address:

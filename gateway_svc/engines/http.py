@@ -5,29 +5,32 @@ In: method, address, path, body. Out: status and whole body, or HttpError. Cance
 its connection, by which an engine knows that nobody waits. Nothing is ever sent twice: a kept connection is looked at
 before it is used, and one that the engine has closed is replaced before anything of the request has left.
 
-No redirects, cookies, proxies or compression: the engine's address is the operator's word.
+No redirects, cookies, proxies or compression: the engine's address is the operator's word. A name is resolved here, and
+what it leads to is connected to only where that is allowed, so that who answers for the name decides nothing more.
 """
 
 import asyncio
+import contextlib
 import re
-import select
 import socket
 import ssl
 from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from gateway_svc.engines.http_answer import BODY_LIMIT, Answer, HttpError
+from gateway_svc.engines.http_answer import BODY_LIMIT, HttpError
+from gateway_svc.engines.http_connection import Connection
 from whippletree.tracing import outgoing
 
 KEPT = 4.0
 """Seconds for which an unused connection is kept: uvicorn, under both engines, closes after 5."""
 CONNECTING = 5.0
 """Seconds for making a connection."""
-_PROBES = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-"""A host that vanishes during a generation is noticed after a minute."""
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Host and port -> numeric addresses. OSError."""
 _VISIBLE = re.compile(r"[!-~]+")
 
 
@@ -70,12 +73,32 @@ def origin(address: str) -> Origin:
     )
 
 
-class Client:
-    """For one event loop; closed by `close`. Connections are not limited: holding back is others' business."""
+async def resolved(host: str, port: int) -> Sequence[str]:
+    """As this machine resolves it. OSError."""
+    with contextlib.suppress(ValueError):
+        return [str(ip_address(host))]  # without a thread
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
 
-    def __init__(self, *, tls: ssl.SSLContext | None = None, body_limit: int = BODY_LIMIT, kept: float = KEPT) -> None:
+
+class Client:
+    """For one event loop; closed by `close`. Connections are not limited: holding back is others' business.
+
+    `reachable` says of a numeric address and a port whether it may be connected to.
+    """
+
+    def __init__(
+        self,
+        reachable: Callable[[str, int], bool],
+        *,
+        resolve: Resolve = resolved,
+        tls: ssl.SSLContext | None = None,
+        body_limit: int = BODY_LIMIT,
+        kept: float = KEPT,
+    ) -> None:
+        self._reachable, self._resolve = reachable, resolve
         self._tls, self._body_limit, self._kept_for = tls or ssl.create_default_context(), body_limit, kept
-        self._kept: defaultdict[Origin, deque[_Connection]] = defaultdict(deque)
+        self._kept: defaultdict[Origin, deque[Connection]] = defaultdict(deque)
         self._clock = asyncio.get_running_loop().time
 
     async def request(self, method: str, address: str, path: str, body: bytes, *, seconds: float) -> Reply:
@@ -106,18 +129,36 @@ class Client:
                 connection.transport.abort()
         self._kept.clear()
 
-    async def _connect(self, to: Origin) -> "_Connection":
-        tls = self._tls if to.tls else None
+    async def _connect(self, to: Origin) -> Connection:
         try:
             async with asyncio.timeout(CONNECTING):
-                _, made = await asyncio.get_running_loop().create_connection(_Connection, to.host, to.port, ssl=tls)
+                return await self._first(to, await self._resolve(to.host, to.port))
         except TimeoutError as error:
             raise HttpError(f"not connected within {CONNECTING:g} s") from error
         except OSError as error:  # TLS errors too
             raise HttpError(f"not connected ({type(error).__name__})") from error
+
+    async def _first(self, to: Origin, addresses: Sequence[str]) -> Connection:
+        """A connection to the first address that takes one, of those that are allowed. HttpError, OSError."""
+        usable = [address for address in addresses if self._reachable(address, to.port)]
+        if not usable:
+            found = ", ".join(addresses) or "nothing"
+            raise HttpError(f"{to.host} leads to {found}, which the setting engine.allowed does not allow")
+        *others, last = usable
+        for address in others:
+            with contextlib.suppress(OSError):
+                return await self._connection(to, address)
+        return await self._connection(to, last)
+
+    async def _connection(self, to: Origin, address: str) -> Connection:
+        """Raises OSError."""
+        tls, name = (self._tls, to.host) if to.tls else (None, None)
+        _, made = await asyncio.get_running_loop().create_connection(
+            Connection, address, to.port, ssl=tls, server_hostname=name
+        )
         return made
 
-    def _take(self, to: Origin) -> "_Connection | None":
+    def _take(self, to: Origin) -> Connection | None:
         """The connection that was used last, so that others can grow old; None = there is none that lives."""
         connections = self._kept[to]
         while connections:
@@ -127,7 +168,7 @@ class Client:
             connection.transport.abort()
         return None
 
-    def _keep(self, to: Origin, connection: "_Connection") -> None:
+    def _keep(self, to: Origin, connection: "Connection") -> None:
         connection.since = self._clock()
         connections = self._kept[to]
         connections.append(connection)
@@ -138,64 +179,3 @@ class Client:
 def _traced() -> str:
     """Header lines that name the trace and the HTTP request that this one is made for."""
     return "".join(f"{name}: {value}\r\n" for name, value in outgoing())
-
-
-class _Connection(asyncio.Protocol):
-    """One connection. `since` = when it was last used."""
-
-    transport: asyncio.Transport
-    since = 0.0
-    _answer: Answer | None = None
-    _done: "asyncio.Future[Answer]"
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are of no such class
-        sock = transport.get_extra_info("socket")
-        self._descriptor: int = sock.fileno()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _PROBES:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-    def quiet(self) -> bool:
-        """Whether it is open and nothing came unasked; an end of the stream, too, is something to read."""
-        if self.transport.is_closing():
-            return False
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        return not poll.poll(0)
-
-    async def exchange(self, data: bytes, body_limit: int) -> Answer:
-        """Send one request, wait for its answer. Whatever ends the wait before closes the connection."""
-        self._answer, self._done = Answer(body_limit), asyncio.get_running_loop().create_future()
-        try:
-            self.transport.write(data)
-            return await self._done
-        except BaseException:
-            self.transport.abort()
-            raise
-        finally:
-            self._answer = None
-
-    def data_received(self, data: bytes) -> None:
-        if (answer := self._answer) is None or self._done.done():
-            self.transport.abort()  # nobody asked
-            return
-        try:
-            answer.feed(data)
-        except HttpError as error:
-            self._done.set_exception(error)
-        else:
-            if answer.body is not None:
-                self._done.set_result(answer)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if (answer := self._answer) is None or self._done.done():
-            return
-        try:
-            if error is not None:
-                raise HttpError(f"the connection broke ({type(error).__name__})")
-            answer.end()
-        except HttpError as problem:
-            self._done.set_exception(problem)
-        else:
-            self._done.set_result(answer)

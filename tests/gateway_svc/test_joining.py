@@ -19,6 +19,7 @@ from gateway_svc.generate import Generator
 from gateway_svc.phase import Gates
 from gateway_svc.recorder import Recorder
 from gateway_svc.sample import Sampler
+from gateway_svc.settings import EngineSettings
 from gateway_svc.store import Store
 from gateway_svc.types import (
     Ask,
@@ -107,7 +108,7 @@ async def generating(tmp_path: Path, engine: FakeEngine, *, grace: float) -> Asy
     await store.write(lambda tx: rollouts.start(tx, ASK.rollout_id, "", None))
     ids = itertools.count()
     gates, limits = Gates(lambda: 0.0), Limits(max_in_flight=0, max_waiting=0, spread=1.5)
-    async with connected(generate_timeout=60, control_timeout=60) as clients:
+    async with connected(EngineSettings().patterns, generate_timeout=60, control_timeout=60) as clients:
         recorder = Recorder(CollectorRegistry(), Tracing())
         pool = Pool(clients, Leased(store, lambda: 0.0), gates, limits, zero)
         made = Generator(

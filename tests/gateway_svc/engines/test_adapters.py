@@ -13,6 +13,7 @@ from whippletree.v1 import model_pb2, phase_pb2
 from gateway_svc.engines import answer, vllm
 from gateway_svc.engines.client import EngineClient, EngineError
 from gateway_svc.engines.clients import connected
+from gateway_svc.settings import EngineSettings
 from gateway_svc.types import EngineKind, Finish, Sampled, Sampling
 from tests.fakes import test_engine
 from tests.fakes.engine import Failure, FakeEngine, Reply
@@ -73,7 +74,7 @@ async def server(kind: Kind) -> AsyncIterator[FakeEngine]:
 @pytest.fixture
 async def client(kind: Kind) -> AsyncIterator[EngineClient]:
     """A client of this kind."""
-    async with connected(generate_timeout=60, control_timeout=60) as clients:
+    async with connected(EngineSettings().patterns, generate_timeout=60, control_timeout=60) as clients:
         yield clients[kind.kind]
 
 

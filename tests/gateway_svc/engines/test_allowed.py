@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from gateway_svc.engines.allowed import LOOPBACK, check, pattern
+from gateway_svc.engines.allowed import LOOPBACK, check, pattern, reachable
 from gateway_svc.settings import EngineSettings
 from whippletree.errors import InvalidFieldError
 
@@ -116,3 +116,26 @@ def test_a_malformed_pattern_ends_the_start(text: str) -> None:
 def test_the_refusal_names_the_setting() -> None:
     with pytest.raises(InvalidFieldError, match=r"engine\.allowed does not allow 192\.0\.2\.7:80"):
         check("http://192.0.2.7", DEFAULT, "engine.address")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "address", "allowed"),
+    [
+        (LOOPBACK, "127.0.0.1", True),
+        (LOOPBACK, "::1", True),
+        (LOOPBACK, "::ffff:127.0.0.1", True),
+        (LOOPBACK, "192.0.2.7", False),
+        (["192.0.2.0/24:30000", "*.engines.test"], "192.0.2.7", True),
+        (["192.0.2.0/24:30001", "*.engines.test"], "192.0.2.7", False),
+        (["192.0.2.0/24", "*.engines.test"], "127.0.0.1", False),
+        (["*.engines.test"], "192.0.2.7", True),
+        (["*.engines.test"], "169.254.169.254", False),
+        (["*.engines.test"], "::ffff:169.254.169.254", False),
+        (["*.engines.test"], "fe80::1%1", False),
+        (["0.0.0.0/0"], "169.254.169.254", False),
+    ],
+)
+def test_what_a_name_leads_to_must_be_in_a_network_where_there_are_networks(
+    patterns: list[str], address: str, allowed: bool
+) -> None:
+    assert reachable(address, 30000, [pattern(text) for text in patterns]) == allowed

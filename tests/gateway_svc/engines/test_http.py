@@ -24,7 +24,8 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @contextlib.asynccontextmanager
 async def client(**given: object) -> AsyncIterator[Client]:
-    made = Client(**given)  # type: ignore[arg-type]
+    """One that may connect to anything, unless it is given `reachable`."""
+    made = Client(**({"reachable": lambda address, port: True} | given))  # type: ignore[arg-type]
     try:
         yield made
     finally:
@@ -264,6 +265,17 @@ async def test_https_is_verified(tmp_path: Path) -> None:
             await strict.request("GET", address, "/", b"", seconds=30)
 
 
+async def test_https_is_verified_for_the_name_and_not_for_the_address_that_it_leads_to(tmp_path: Path) -> None:
+    server, trusting = certificates(tmp_path)
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    async with scripted(hello, server) as address, client(tls=trusting, resolve=resolve) as made:
+        with pytest.raises(HttpError, match="SSLCertVerificationError"):
+            await made.request("GET", on(address, "engine.test"), "/", b"", seconds=30)
+
+
 def certificates(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's context with a certificate for 127.0.0.1, and a client's that trusts it."""
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "engine")])
@@ -283,3 +295,73 @@ def certificates(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(file)
     return server, ssl.create_default_context(cafile=str(file))
+
+
+async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await request_of(reader)
+    writer.write(OK)
+
+
+def on(address: str, host: str) -> str:
+    """The URL with another host."""
+    return address.replace("127.0.0.1", host)
+
+
+async def test_a_name_is_connected_to_at_an_address_that_is_allowed_and_is_asked_again_for_every_connection() -> None:
+    answers = [["127.0.0.2", "127.0.0.1"], ["127.0.0.2"]]
+    asked: list[tuple[str, int]] = []
+
+    async def resolve(host: str, port: int) -> list[str]:
+        asked.append((host, port))
+        return answers[len(asked) - 1]
+
+    def reachable(address: str, port: int) -> bool:
+        return address == "127.0.0.1"
+
+    connections = 0
+
+    async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await hello(reader, writer)
+
+    async with scripted(counted) as address, client(resolve=resolve, reachable=reachable, kept=0.0) as made:
+        url = on(address, "engine.test")
+        assert (await made.request("GET", url, "/", b"", seconds=60)).body == b"ok"
+        with pytest.raises(HttpError, match=r"engine\.test leads to 127\.0\.0\.2, which .*engine\.allowed"):
+            await made.request("GET", url, "/", b"", seconds=60)
+        assert asked == [("engine.test", int(address.rpartition(":")[2]))] * 2
+    assert connections == 1
+
+
+async def test_an_address_that_is_not_allowed_is_not_connected_to() -> None:
+    came = asyncio.Event()
+
+    async def caught(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    async with scripted(caught) as address, client(resolve=resolve, reachable=lambda *_: False) as made:
+        for host in ("engine.test", "127.0.0.1"):
+            with pytest.raises(HttpError, match="does not allow"):
+                await made.request("GET", on(address, host), "/", b"", seconds=60)
+    assert not came.is_set()
+
+
+async def test_the_next_address_is_tried_where_one_takes_no_connection() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.9", "127.0.0.1"]
+
+    async with scripted(hello) as address, client(resolve=resolve) as made:
+        assert (await made.request("GET", on(address, "engine.test"), "/", b"", seconds=60)).status == 200
+
+
+async def test_a_name_that_nobody_knows_is_an_error() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        raise OSError
+
+    async with client(resolve=resolve) as made:
+        with pytest.raises(HttpError, match="not connected"):
+            await made.request("GET", "http://engine.test", "/", b"", seconds=60)
