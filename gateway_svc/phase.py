@@ -54,6 +54,7 @@ class Gates:
         """Hold what comes from now on; with `interrupt` also what is in flight here, as soon as it has left."""
         self._closed.add(key)
         self._tell(key, interrupt)
+        self._wake.fire()
 
     def interrupt(self, key: str) -> None:
         """Let what is in flight here leave and come again; its key is closed here, or its lease is being given back."""
@@ -71,6 +72,8 @@ class Gates:
             self.open(key)
         elif key not in self._closed:
             self.close(key)
+        else:
+            self._wake.fire()
 
     def look_again(self) -> None:
         """Leases came or went."""
@@ -99,6 +102,10 @@ class Gates:
     def closed(self, admission: Admission) -> bool:
         """Whether it would be held if it came now."""
         return not self._open(admission.keys)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Return as soon as `holds()`; it is asked whenever a gate may have moved."""
+        await self._wake.until(holds)
 
     async def drained(self, key: str) -> None:
         """Return when nothing of this key is in flight here."""

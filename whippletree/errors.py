@@ -154,6 +154,13 @@ class StoreFullError(WhippletreeError):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+class SupersededError(WhippletreeError):
+    """Another command overtook this one before it was carried out; `phase=`."""
+
+    reason = "SUPERSEDED"
+    code = grpc.StatusCode.ABORTED
+
+
 class UnauthenticatedError(WhippletreeError):
     """There is no key or token, or it is none of ours, revoked or expired. The message never holds it."""
 
@@ -252,6 +259,7 @@ _BY_REASON: Mapping[str, type[WhippletreeError]] = {
         ShuttingDownError,
         OverloadedError,
         StoreFullError,
+        SupersededError,
         UnauthenticatedError,
         PermissionDeniedError,
         RequestTooLargeError,

@@ -1,5 +1,6 @@
 """PhaseService."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -9,7 +10,8 @@ from whippletree.v1.phase_pb2_grpc import PhaseServiceServicer
 from gateway_svc import convert, names
 from gateway_svc.catalog import Catalog
 from gateway_svc.phase import Gates
-from gateway_svc.types import Phase
+from gateway_svc.types import Phase, RunId
+from whippletree.errors import SupersededError
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -42,8 +44,32 @@ class PhaseServicer(PhaseServiceServicer):
 
         once = convert.once("SetPhase", request.request_id, request)
         await self._catalog.refresh()
-        await self._catalog.set_phase(run_id, phase, once, move)
-        if phase == self._catalog.run(run_id).phase != Phase.ROLLOUT:
-            async with self._gates.empty(key, interrupt=interrupt):
-                pass
+        moved = await self._catalog.set_phase(run_id, phase, once, move)
+        if phase != Phase.ROLLOUT and (moved or phase == self._phase(run_id)):
+            await self._reach(run_id, phase, interrupt)
         return pb.SetPhaseResponse(phase=convert.PHASES[phase])
+
+    async def _reach(self, run_id: RunId, phase: Phase, interrupt: bool) -> None:
+        """Return when nothing of the run is in flight anywhere. Raises SupersededError as soon as its phase is another
+        one, NotFoundError as soon as it is gone."""
+        draining = asyncio.create_task(self._drain(f"runs/{run_id}", interrupt))
+        moving = asyncio.create_task(self._gates.until(lambda: self._phase(run_id) != phase))
+        try:
+            await asyncio.wait((draining, moving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+            moving.cancel()
+            await asyncio.gather(draining, moving, return_exceptions=True)
+        now = self._catalog.run(run_id).phase
+        if now != phase:
+            raise SupersededError(f"runs/{run_id} is {now} before it was {phase}", phase=now)
+        await draining
+
+    async def _drain(self, key: str, interrupt: bool) -> None:
+        async with self._gates.empty(key, interrupt=interrupt):
+            pass
+
+    def _phase(self, run_id: RunId) -> Phase | None:
+        """None = there is no such run."""
+        run = self._catalog.runs.get(run_id)
+        return run.phase if run else None

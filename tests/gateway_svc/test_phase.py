@@ -9,9 +9,11 @@ from whippletree.v1 import phase_pb2, run_pb2
 from gateway_svc.phase import Gates
 from tests.fakes.engine import FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway, refused, running_gateway
-from whippletree.errors import HeldTooLongError, NotFoundError, ShuttingDownError
+from tests.fakes.record import delete
+from whippletree.errors import HeldTooLongError, NotFoundError, ShuttingDownError, SupersededError
 
 KEYS = ("runs/r", "models/m")
+ROLLOUT, DRAINING, UPDATING = phase_pb2.PHASE_ROLLOUT, phase_pb2.PHASE_DRAINING, phase_pb2.PHASE_UPDATING
 
 
 class Clock:
@@ -119,6 +121,50 @@ async def test_draining_answers_when_nothing_is_in_flight(ready: RunningGateway,
     await draining
     await old
     assert (await get_phase(ready)).in_flight_count == 0
+
+
+@pytest.mark.parametrize("first", [DRAINING, UPDATING], ids=["draining", "updating"])
+@pytest.mark.parametrize("second", [ROLLOUT, DRAINING, UPDATING], ids=["rollout", "draining", "updating"])
+async def test_a_later_phase_ends_the_wait_for_an_earlier_one(
+    ready: RunningGateway, engine: FakeEngine, first: phase_pb2.Phase.ValueType, second: phase_pb2.Phase.ValueType
+) -> None:
+    gate = asyncio.Event()
+    engine.reply = lambda ids: Reply([5], gates={0: gate})
+    old = asyncio.create_task(ready.generate("a", [1]))
+    await engine.wait_received("/generate")
+    earlier = asyncio.create_task(set_phase(ready, first))
+    while (await get_phase(ready)).phase != first:
+        pass
+    later = asyncio.create_task(set_phase(ready, second))
+    if second != first:
+        async with asyncio.timeout(20), refused(SupersededError) as caught:  # the generation still runs
+            await earlier
+        assert caught[0].metadata["phase"] == phase_pb2.Phase.Name(second).removeprefix("PHASE_").lower()
+    if second != ROLLOUT:
+        while (await get_phase(ready)).phase != second:
+            pass
+        assert not later.done()
+        gate.set()
+    await later
+    assert (await get_phase(ready)).phase == second
+    if second == first:
+        await earlier
+    gate.set()
+    await old
+
+
+async def test_a_run_that_is_deleted_ends_the_wait_for_its_phase(ready: RunningGateway, engine: FakeEngine) -> None:
+    engine.reply = lambda ids: Reply([5], gates={0: asyncio.Event()})
+    old = asyncio.create_task(ready.generate("a", [1]))
+    await engine.wait_received("/generate")
+    draining = asyncio.create_task(set_phase(ready, DRAINING))
+    while (await get_phase(ready)).phase != DRAINING:
+        pass
+    await delete(ready, "r", force=True)
+    async with asyncio.timeout(20), refused(NotFoundError):
+        await draining
+    old.cancel()
+    await asyncio.wait([old])
 
 
 async def test_the_phase_of_one_run_does_not_hold_another(ready: RunningGateway, engine: FakeEngine) -> None:

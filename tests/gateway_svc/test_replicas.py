@@ -18,7 +18,7 @@ from tests.fakes.engine import FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway, gateway_process, record_of, refused, running_gateway
 from tests.fakes.stack import envoy
 from whippletree.channel import connect
-from whippletree.errors import NotFoundError, WhippletreeError, from_rpc_error
+from whippletree.errors import NotFoundError, SupersededError, WhippletreeError, from_rpc_error
 
 DATABASES = ("postgresql",)
 PUBLISH = model_pb2.PublishWeightsRequest(name="models/tiny", weight_version="v1", weights_path="weights/v1")
@@ -208,6 +208,26 @@ async def test_a_phase_set_at_one_replica_holds_at_the_other(replicas: Pair, eng
     assert len(engine.requests("/generate")) == 1
     await two.phases.SetPhase(phase_pb2.SetPhaseRequest(run="runs/r", phase=phase_pb2.PHASE_ROLLOUT))
     await waiting
+
+
+async def test_a_phase_set_at_one_replica_ends_the_wait_for_an_earlier_one_at_the_other(
+    replicas: Pair, engine: FakeEngine
+) -> None:
+    one, two = replicas
+    await one.create_rollout("a")
+    gate = asyncio.Event()
+    engine.reply = lambda ids: Reply([5], gates={0: gate})
+    running = asyncio.create_task(one.generate("a", [1]))
+    await engine.wait_received("/generate")
+    drain = phase_pb2.SetPhaseRequest(run="runs/r", phase=phase_pb2.PHASE_DRAINING)
+    draining = asyncio.ensure_future(one.phases.SetPhase(drain))
+    while (await two.phases.GetPhase(phase_pb2.GetPhaseRequest(run="runs/r"))).phase != drain.phase:
+        pass
+    await two.phases.SetPhase(phase_pb2.SetPhaseRequest(run="runs/r", phase=phase_pb2.PHASE_ROLLOUT))
+    async with asyncio.timeout(20), refused(SupersededError):
+        await draining
+    gate.set()
+    await running
 
 
 async def test_a_killed_replica_keeps_nobody_from_publishing(tmp_path: Path, engine: FakeEngine) -> None:

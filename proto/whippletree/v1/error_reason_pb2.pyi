@@ -70,6 +70,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT: a body, or what it holds when it is decompressed, is over the limit."""
     ERROR_REASON_UNSUPPORTED_ENCODING: _ErrorReason.ValueType  # 22
     """INVALID_ARGUMENT: a body is encoded (compressed) in a way that is not served."""
+    ERROR_REASON_SUPERSEDED: _ErrorReason.ValueType  # 23
+    """ABORTED: another phase was set before this one was reached; metadata `phase` names it."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The `reason` of the one google.rpc.ErrorInfo that every error carries (domain "whippletree"). The gRPC code says what a
@@ -125,4 +127,6 @@ ERROR_REASON_REQUEST_TOO_LARGE: ErrorReason.ValueType  # 21
 """INVALID_ARGUMENT: a body, or what it holds when it is decompressed, is over the limit."""
 ERROR_REASON_UNSUPPORTED_ENCODING: ErrorReason.ValueType  # 22
 """INVALID_ARGUMENT: a body is encoded (compressed) in a way that is not served."""
+ERROR_REASON_SUPERSEDED: ErrorReason.ValueType  # 23
+"""ABORTED: another phase was set before this one was reached; metadata `phase` names it."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -60,7 +60,9 @@ class PhaseServiceServicer:
 
     def SetPhase(self, request, context):
         """Sets the phase; answers when it is reached: DRAINING answers when no generation is in flight. New generations are held
-        until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK.
+        until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK. The latest call
+        wins: one that still waits when another phase is set, by whomever, ends at once with ABORTED (SUPERSEDED). Two that
+        set the same phase wait side by side. NOT_FOUND where there is no such run, or it is deleted meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

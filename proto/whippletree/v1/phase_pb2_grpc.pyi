@@ -37,7 +37,9 @@ class PhaseServiceStub:
     """Reads the phase of a run."""
     SetPhase: _grpc.UnaryUnaryMultiCallable[_phase_pb2.SetPhaseRequest, _phase_pb2.SetPhaseResponse]
     """Sets the phase; answers when it is reached: DRAINING answers when no generation is in flight. New generations are held
-    until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK.
+    until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK. The latest call
+    wins: one that still waits when another phase is set, by whomever, ends at once with ABORTED (SUPERSEDED). Two that
+    set the same phase wait side by side. NOT_FOUND where there is no such run, or it is deleted meanwhile.
     """
 
 @_typing.type_check_only
@@ -49,7 +51,9 @@ class PhaseServiceAsyncStub(PhaseServiceStub):
     """Reads the phase of a run."""
     SetPhase: _aio.UnaryUnaryMultiCallable[_phase_pb2.SetPhaseRequest, _phase_pb2.SetPhaseResponse]  # type: ignore[assignment]
     """Sets the phase; answers when it is reached: DRAINING answers when no generation is in flight. New generations are held
-    until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK.
+    until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK. The latest call
+    wins: one that still waits when another phase is set, by whomever, ends at once with ABORTED (SUPERSEDED). Two that
+    set the same phase wait side by side. NOT_FOUND where there is no such run, or it is deleted meanwhile.
     """
 
 class PhaseServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -70,7 +74,9 @@ class PhaseServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_phase_pb2.SetPhaseResponse, _abc.Awaitable[_phase_pb2.SetPhaseResponse]]:
         """Sets the phase; answers when it is reached: DRAINING answers when no generation is in flight. New generations are held
-        until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK.
+        until ROLLOUT, those in flight finish or are interrupted, see `in_flight`. Setting what holds is OK. The latest call
+        wins: one that still waits when another phase is set, by whomever, ends at once with ABORTED (SUPERSEDED). Two that
+        set the same phase wait side by side. NOT_FOUND where there is no such run, or it is deleted meanwhile.
         """
 
 def add_PhaseServiceServicer_to_server(servicer: PhaseServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
