@@ -1,0 +1,122 @@
+"""How a command reaches a gateway: its options, and the client that they make."""
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from whippletree.cli import endpoints, identity, plan
+from whippletree.cli.console import UserError
+from whippletree.cli.supervisor import Supervisor
+from whippletree.cli.system import Options, choose, prepare_keys
+from whippletree.client import Client, open_client
+from whippletree.settings import ClientTls
+
+RunDir = Annotated[
+    Path, typer.Option(help="Folder of the system; a stopped one is read by starting its gateway for a moment.")
+]
+Gateway = Annotated[
+    str, typer.Option(help="host:port of a gateway or of Envoy, instead of --run-dir; its key in WHIPPLETREE_API_KEY.")
+]
+Tls = Annotated[
+    bool,
+    typer.Option(
+        "--tls", envvar="WHIPPLETREE_TLS", help="Speak TLS with --gateway, as each of the options below does."
+    ),
+]
+_PEM: Any = {"exists": True, "dir_okay": False, "readable": True}
+Authority = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-authority",
+        envvar="WHIPPLETREE_TLS_AUTHORITY",
+        help="PEM file of the authorities that the server's certificate must come from, instead of this machine's.",
+        **_PEM,
+    ),
+]
+Certificate = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-certificate",
+        envvar="WHIPPLETREE_TLS_CERTIFICATE",
+        help="PEM file of your own certificate, where the server asks for one.",
+        **_PEM,
+    ),
+]
+PrivateKey = Annotated[
+    Path | None,
+    typer.Option("--tls-key", envvar="WHIPPLETREE_TLS_KEY", help="PEM file of that certificate's key.", **_PEM),
+]
+ServerName = Annotated[
+    str,
+    typer.Option(
+        "--tls-server-name",
+        envvar="WHIPPLETREE_TLS_SERVER_NAME",
+        help="The name that the server's certificate must hold, if not the host of --gateway.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The system that a command asks. What is about TLS holds for `gateway`: a system in `run_dir` has none."""
+
+    run_dir: Path
+    gateway: str
+    """host:port; empty = the system in `run_dir`."""
+    tls: bool
+    authority: Path | None
+    certificate: Path | None
+    key: Path | None
+    server_name: str
+
+
+def client_tls(place: Place) -> ClientTls:
+    """Settings of the connection. UserError where they do not go together."""
+    if not (place.tls or place.authority or place.certificate or place.key or place.server_name):
+        return ClientTls()
+    if (place.certificate is None) != (place.key is None):
+        raise UserError("--tls-certificate and --tls-key go together")
+    return ClientTls(
+        authority=place.authority or machines_authorities(),
+        certificate=place.certificate,
+        key=place.key,
+        server_name=place.server_name,
+    )
+
+
+def machines_authorities() -> Path:
+    """The file of the authorities that this machine trusts; SSL_CERT_FILE names another. UserError."""
+    known = ssl.get_default_verify_paths()
+    for path in (known.cafile, f"{known.capath}/ca-certificates.crt"):
+        if path is not None and Path(path).is_file():
+            return Path(path)
+    raise UserError("this machine names no authorities; give --tls-authority FILE")
+
+
+@asynccontextmanager
+async def connected(place: Place) -> AsyncIterator[Client]:
+    """A client of the gateway given, of the system that runs in `run_dir`, or of a gateway started for a moment."""
+    run_dir = place.run_dir
+    if place.gateway:
+        access = identity.access_elsewhere(run_dir).model_copy(update={"tls": client_tls(place)})
+        async with open_client(place.gateway, access) as client:
+            yield client
+        return
+    if (running := endpoints.read(run_dir)) is not None:
+        async with open_client(running.gateway, identity.access(run_dir)) as client:
+            yield client
+        return
+    if not (run_dir / "record.db").is_file():
+        raise UserError(f"--run-dir {run_dir}: nothing runs there and there is no record; give the folder of a system")
+    layout = choose(Options(model_dir=run_dir, run_dir=run_dir, port=0))
+    prepare_keys(layout)
+    async with Supervisor(run_dir, lambda name, what: None) as supervisor:
+        part = replace(plan.gateway(layout), name="reader")
+        await supervisor.start([part])
+        async with open_client(part.address, identity.access(run_dir)) as client:
+            yield client
