@@ -272,6 +272,8 @@ async def _tidy(deleter: Deleter, settings: StoreSettings) -> None:
                 await deleter.remove_outlived(age, now())
         except StoreFullError as error:
             log.warning("tidying waits: %s", error)
+        except Exception:  # whatever it was: without this task nothing old would be removed any more
+            log.exception("tidying waits")
         await asyncio.sleep(TIDY_EVERY)
 
 

@@ -1,8 +1,28 @@
-"""What tests of deletions do to a gateway."""
+"""What tests of deletions and of broken records do to a gateway."""
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import create_engine, text
 from whippletree.v1 import event_pb2, rollout_pb2, run_pb2
 
-from tests.fakes.gateway import RunningGateway
+from tests.fakes.gateway import RunningGateway, record_of
+
+
+@contextlib.contextmanager
+def hidden(folder: Path, table: str) -> Iterator[None]:
+    """While the block runs the record in this folder lacks a table."""
+    record = record_of(folder)
+    engine = create_engine(f"sqlite:///{record}" if isinstance(record, Path) else record)
+    try:
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE {table} RENAME TO hidden"))
+        yield
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE hidden RENAME TO {table}"))
+    finally:
+        engine.dispose()
 
 
 async def delete(gateway: RunningGateway, run: str, *, force: bool = False, request_id: str = "") -> int:

@@ -202,3 +202,17 @@ async def test_a_wrong_publish_is_refused(
 ) -> None:
     async with refused(error):
         await ready.models.PublishWeights(asked)
+
+
+async def test_a_generation_that_is_tried_again_uses_the_weights_of_then(
+    ready: RunningGateway, engine: FakeEngine
+) -> None:
+    gate = asyncio.Event()
+    await ready.models.PublishWeights(published("v1"))
+    engine.reply = lambda ids: Reply([5], gates={0: gate})
+    running = asyncio.create_task(ready.generate("a", [1]))
+    await engine.wait_received("/generate")
+    await ready.register_model(engine.url, weight_version="v2", weights_path="weights/v2")
+    engine.reply = lambda ids: Reply([5])
+    engine.abort_where(lambda rid: True)  # a failure, since nobody asked for it
+    assert versions(await running) == ["v2"]

@@ -16,6 +16,7 @@ from whippletree.v1 import event_pb2, inference_pb2, model_pb2, phase_pb2, rollo
 from gateway_svc.postgresql import conninfo
 from tests.fakes.engine import FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway, gateway_process, record_of, refused, running_gateway
+from tests.fakes.record import hidden
 from tests.fakes.stack import envoy
 from whippletree.channel import connect
 from whippletree.errors import NotFoundError, SupersededError, WhippletreeError, from_rpc_error
@@ -228,6 +229,23 @@ async def test_a_phase_set_at_one_replica_ends_the_wait_for_an_earlier_one_at_th
         await draining
     gate.set()
     await running
+
+
+async def test_what_is_held_hears_of_phases_also_after_runs_could_not_be_read(
+    tmp_path: Path, replicas: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = replicas
+    await one.create_rollout("a")
+    await two.phases.SetPhase(phase_pb2.SetPhaseRequest(run="runs/r", phase=phase_pb2.PHASE_UPDATING))
+    waiting = asyncio.create_task(one.generate("a", [1]))
+    while not await held(one):
+        assert not waiting.done()
+    async with asyncio.timeout(20):
+        with hidden(tmp_path, "models"):
+            await two.phases.SetPhase(phase_pb2.SetPhaseRequest(run="runs/r", phase=phase_pb2.PHASE_ROLLOUT))
+            while "runs and models could not be read" not in caplog.text:
+                await asyncio.sleep(0.01)
+        await waiting
 
 
 async def test_a_killed_replica_keeps_nobody_from_publishing(tmp_path: Path, engine: FakeEngine) -> None:

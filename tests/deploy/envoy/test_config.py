@@ -14,6 +14,7 @@ from openai_bridge.key_set import AGE
 from whippletree import contract
 from whippletree.cli.envoy import FOLDER, EnvoyValues, arguments, listening_port, render, templates, write
 from whippletree.identity.folder import SETTLING
+from whippletree.settings import ClientTls
 
 CONFIG = Path("/run/envoy")
 VALUES = EnvoyValues(
@@ -190,3 +191,9 @@ def test_port_is_found_once_the_listener_is_there() -> None:
     assert listening_port(listening) == 41234
     assert listening_port("{}") is None
     assert listening_port("") is None
+
+
+def test_tls_behind_the_door_needs_a_name_to_look_for_in_certificates() -> None:
+    nameless = dataclasses.replace(VALUES, upstream_tls=ClientTls(authority=Path("/tls/authority.pem")))
+    with pytest.raises(ValueError, match="server_name"):
+        render(templates(), nameless, CONFIG)
