@@ -162,7 +162,7 @@ class Controller:
             if attempt is not None and attempt.phase is not Phase.CLOSING and attempt.number:
                 self._change(rollout, attempt.number, phase=Phase.EXITED, exit=Exit(lost="a fault of the controller"))
             else:
-                self._attempts.pop(rollout, None)
+                self._forget(rollout)
         self._wake.set()
 
     async def _begin(self, rollout: RolloutId) -> None:
@@ -173,7 +173,7 @@ class Controller:
             await self._look_again(rollout)
             self._attempts.pop(rollout, None)
             return
-        self._recorder.started()
+        self._recorder.started(opened)
         about(attempt=opened.attempt)
         self._board.answered(opened)
         timeout = opened.timeout or self._limits.timeout
@@ -205,7 +205,7 @@ class Controller:
             message = f"{message}: {last}"
         try:
             self._board.answered(await self._gateway.finish(rollout, number, report.outcome, message))
-            self._recorder.ended(report.outcome)
+            self._recorder.ended(rollout, report.outcome)
         except WhippletreeError as verdict:
             log.info("end not taken: %s", verdict.message)
             await self._look_again(rollout)
@@ -213,7 +213,11 @@ class Controller:
 
     async def _close(self, rollout: RolloutId, number: int, *, failed: bool) -> None:
         await self._runner.remove(rollout, number, failed=failed)
-        self._attempts.pop(rollout, None)
+        self._forget(rollout)
+
+    def _forget(self, rollout: RolloutId) -> None:
+        attempt = self._attempts.pop(rollout, None)
+        self._recorder.closed(rollout, attempt.exit if attempt else None)
 
     async def _look_again(self, rollout: RolloutId) -> None:
         """The gateway sees a rollout otherwise than the board: take its view."""

@@ -13,7 +13,6 @@ from controller_svc.settings import ControllerSettings
 from controller_svc.types import Exit, RolloutId
 from whippletree.channel import connect
 from whippletree.serve import listening
-from whippletree.settings import TracingSettings
 from whippletree.stop import until_signal
 from whippletree.telemetry import observing
 
@@ -34,7 +33,7 @@ async def serve(settings: ControllerSettings) -> None:
     runner = LocalRunner(settings.local, api=settings.api, on_exit=on_exit)
     remembered = runner.open()
     async with (
-        observing("controller", settings.metrics, TracingSettings(otlp="")) as telemetry,
+        observing("controller", settings.metrics, settings.telemetry) as telemetry,
         listening([], settings.listen, grace=0.0, tls=settings.tls) as port,
         connect(settings.gateway, settings.access) as channel,
     ):
@@ -50,7 +49,7 @@ async def serve(settings: ControllerSettings) -> None:
             worker=settings.worker or remembered,
             limits=limits,
             clock=time.monotonic,
-            recorder=Recorder(telemetry.registry),
+            recorder=Recorder(telemetry.registry, telemetry.tracing),
         )
         ends.append(controller)
         print(f"listening on {settings.listen.rpartition(':')[0]}:{port}", flush=True)

@@ -39,8 +39,12 @@ PARTS: tuple[tuple[str, str, Callable[[CollectorRegistry], object]], ...] = (
     ("Gateway", "`gateway_svc/recorder.py`", lambda registry: GatewayRecorder(registry, Tracing())),
     ("Gateway, looked up at a scrape", "`gateway_svc/scrape.py`", Gauges),
     ("Bridge", "`openai_bridge/recorder.py`", lambda registry: BridgeRecorder(registry, Tracing())),
-    ("Controller", "`controller_svc/recorder.py`", ControllerRecorder),
-    ("Trainer", "`trainer_svc/recorder.py`; `metrics.jsonl` has more", TrainerRecorder),
+    ("Controller", "`controller_svc/recorder.py`", lambda registry: ControllerRecorder(registry, Tracing())),
+    (
+        "Trainer",
+        "`trainer_svc/recorder.py`; `metrics.jsonl` has more",
+        lambda registry: TrainerRecorder(registry, Tracing()),
+    ),
 )
 
 

@@ -14,7 +14,6 @@ from trainer_svc.progress import Reporter
 from trainer_svc.recorder import Recorder
 from trainer_svc.settings import TrainerSettings
 from trainer_svc.summary import Summary
-from whippletree.settings import TracingSettings
 from whippletree.telemetry import observing
 
 CANCEL = 10.0
@@ -25,7 +24,7 @@ async def train(config: Config, settings: TrainerSettings, reporter: Reporter) -
     """One run, begun or gone on with. Cancelling it ends the ranks and cancels its rollouts; it can go on later."""
     inputs = read_inputs(config)
     async with AsyncExitStack() as stack:
-        telemetry = await stack.enter_async_context(observing("trainer", settings.metrics, TracingSettings(otlp="")))
+        telemetry = await stack.enter_async_context(observing("trainer", settings.metrics, settings.telemetry))
         client = await stack.enter_async_context(
             gateway.connected(settings.gateway, settings.access, patience=settings.patience)
         )
@@ -50,7 +49,7 @@ async def train(config: Config, settings: TrainerSettings, reporter: Reporter) -
             reporter=reporter,
             cache=settings.cache,
             context_length=context_length,
-            recorder=Recorder(telemetry.registry),
+            recorder=Recorder(telemetry.registry, telemetry.tracing),
         )
         try:
             return await _alongside(board.follow(client.watch(folder.run_id)), loop)

@@ -30,6 +30,7 @@ from trainer_svc.types import Record, RolloutId, RolloutSpec, RunId, Status
 from whippletree.channel import call, connect
 from whippletree.errors import RolloutEndedError, WrongStateError, from_rpc_error
 from whippletree.settings import AccessSettings
+from whippletree.tracing import outgoing
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,11 @@ class Gateway:
         request = model_pb2.PublishWeightsRequest(
             name=f"models/{model}", weight_version=version, weights_path=str(path), request_id=str(uuid.uuid4())
         )
-        await call(lambda: self._models.PublishWeights(request, timeout=UPDATE_DEADLINE), patience=self._patience)
+        metadata = outgoing()
+        await call(
+            lambda: self._models.PublishWeights(request, timeout=UPDATE_DEADLINE, metadata=metadata),
+            patience=self._patience,
+        )
 
 
 @asynccontextmanager

@@ -79,7 +79,8 @@ class Loop:
         """Train to the end; what summary.json says. Raises RanksError, WhippletreeError, DataError, ConfigError."""
         accuracy = await self._begin()
         for number in range(self._state.step + 1, self._config.rl.steps + 1):
-            accuracy = await self._step(number)
+            with self._recorder.doing("step", {"whippletree.run": self._folder.run_id, "whippletree.step": number}):
+                accuracy = await self._step(number)
         self._plot()
         result = summary.summarise(
             self._state,
@@ -197,8 +198,10 @@ class Loop:
     async def _publish(self) -> None:
         """Save the ranks' weights under their version and have the engines load them."""
         path = self._folder.weights / self._version()
-        await self._ranks.save_weights(path)
-        await self._gateway.publish(self._config.model.name, self._version(), path)
+        about = {"gen_ai.request.model": self._config.model.name, "whippletree.weight_version": self._version()}
+        with self._recorder.doing("weights", about):
+            await self._ranks.save_weights(path)
+            await self._gateway.publish(self._config.model.name, self._version(), path)
         if self._config.checkpoint.weights != "all":
             folders.prune(self._folder.weights, self._config.checkpoint.weights)
 
@@ -228,7 +231,8 @@ class Loop:
     @contextmanager
     def _timed(self, seconds: dict[str, float], part: str) -> Iterator[None]:
         began = self._clock()
-        yield
+        with self._recorder.doing(part):
+            yield
         seconds[part] = self._clock() - began
 
     @contextmanager

@@ -1,13 +1,16 @@
-"""What the driver shows of a run while it trains: families of `docs/metrics.md`, set once a step.
+"""What the driver shows of a run while it trains: families of `docs/metrics.md`, set once a step, and spans.
 
 `metrics.jsonl` has every figure of every step; these are for alarms, and for a dashboard beside serving.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
+from opentelemetry.trace import Span
 from prometheus_client import CollectorRegistry
 
 from whippletree.metrics import Families
+from whippletree.tracing import Attributes, Tracing
 
 STEP_SECONDS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0)
 
@@ -15,7 +18,8 @@ STEP_SECONDS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0)
 class Recorder:
     """One for a driver, which trains one run."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, tracing: Tracing) -> None:
+        self._tracing = tracing
         make = Families(registry, "trainer")
         self._step = make.gauge("step", "The last step that has ended.").of()
         self._weight_step = make.gauge(
@@ -35,6 +39,10 @@ class Recorder:
         self._plan = make.gauge(
             "plan_efficiency", "The last plan's lower bound over its makespan; 1 = no rank ever waits."
         ).of()
+
+    def doing(self, what: str, attributes: Attributes | None = None) -> AbstractContextManager[Span]:
+        """A span for a step, or for a part of one, while the block runs."""
+        return self._tracing.span(what, attributes=attributes)
 
     def stepped(
         self,

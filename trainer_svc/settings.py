@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from pydantic import Field
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
-from whippletree.settings import AccessSettings, ServerSettings
+from whippletree.settings import AccessSettings, ServerSettings, TracingSettings
 
 
 class TrainerSettings(ServerSettings):
@@ -35,3 +36,5 @@ class TrainerSettings(ServerSettings):
     """Begin anew even where an unfinished run of this configuration could go on."""
     log_level: str = "INFO"
     """Least level that is logged."""
+    telemetry: TracingSettings = Field(default_factory=TracingSettings)
+    """Where traces are sent."""

@@ -19,6 +19,7 @@ from tests.fakes.stack import running_envoy
 from tests.fakes.system import served
 from trainer_svc.recorder import Recorder as TrainerRecorder
 from whippletree.settings import MetricsSettings
+from whippletree.tracing import Tracing
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/whippletree.json").read_text())
@@ -100,7 +101,7 @@ async def running(tmp_path_factory: Any) -> dict[str, set[str]]:
         for name, labels in exported(text).items():
             found.setdefault(name, set()).update(labels)
     trainer = CollectorRegistry()
-    TrainerRecorder(trainer)
+    TrainerRecorder(trainer, Tracing())
     for family in metrics.families(trainer):
         found |= {name: set() for name in trainer._collector_to_names[family]}
     return found
