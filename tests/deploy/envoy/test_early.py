@@ -7,13 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from openai_bridge import server
 from openai_bridge.settings import BridgeSettings
 from tests.deploy.envoy.conftest import Front, limited
-from tests.deploy.envoy.shapes import OPENAI, PATHS, assert_unavailable, expected, kind_of
+from tests.deploy.envoy.shapes import ANTHROPIC, OPENAI, PATHS, assert_unavailable, expected, kind_of
 from tests.fakes.bridge import BODY, sampled
 from tests.fakes.policy import FakePolicy, Request, Sampled, serving
 from tests.fakes.stack import Envoy, running_envoy
@@ -114,6 +116,19 @@ def assert_all_shapes(body: dict[str, Any]) -> None:
     assert body["message"]
 
 
+@pytest.mark.asyncio(loop_scope="session")
+async def test_official_clients_read_all_shapes(front: Front) -> None:
+    large = {"x-large": "x" * 70_000}
+    async with openai.AsyncOpenAI(base_url=front.openai, api_key="k", default_headers=large) as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.models.list()
+    assert (caught.value.status_code, caught.value.code) == (431, "invalid_request")
+    async with anthropic.AsyncAnthropic(base_url=front.anthropic, api_key="k", default_headers=large) as other:
+        with pytest.raises(anthropic.APIStatusError) as raised:
+            await other.models.list()
+    assert (raised.value.status_code, raised.value.type) == (431, "invalid_request_error")
+
+
 async def test_headers_that_trickle_are_a_408_in_all_shapes(policy: FakePolicy, tmp_path: Path) -> None:
     limit = ("request_headers_timeout: 10s", "request_headers_timeout: 1s")
     async with limited(policy, tmp_path, limit) as envoy:
@@ -151,6 +166,19 @@ async def test_without_a_bridge_answers_are_a_503_to_be_repeated(policy: FakePol
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=envoy.url, timeout=60))
         for path in PATHS[:-1]:
             await assert_unavailable(client, path)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("path", [OPENAI, ANTHROPIC])
+async def test_a_deadline_of_the_callers_own_is_a_504(front: Front, client: httpx.AsyncClient, path: str) -> None:
+    async def never(_: Request) -> Sampled:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    front.policy.reply = never
+    answer = await client.post(front.url + path, json=BODY, headers={"grpc-timeout": "1S"})
+    assert (answer.status_code, answer.headers["content-type"]) == (504, "application/json")
+    assert kind_of(path, answer.json()) == expected(path, ("server_error", "timeout"), "timeout_error", 4)
 
 
 def port_of(envoy: Envoy) -> int:
