@@ -7,7 +7,7 @@ error event: over HTTP/1.1 a stream that merely ends looks complete.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -17,7 +17,7 @@ from openai_bridge import convert, errors
 from openai_bridge.completion import JSON, SSE, Completions
 from openai_bridge.dialects.dialect import Dialect
 from openai_bridge.in_flight import InFlight, Scope
-from openai_bridge.types import Part
+from openai_bridge.types import Caller, Part
 from whippletree.errors import InternalError, WhippletreeError
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,6 @@ Context = grpc.aio.ServicerContext[Any, HttpBody]
 async def answer(
     dialect: Dialect,
     in_flight: InFlight,
-    request: convert.PathRequest,
     context: Context,
     parts: Callable[[Scope], AsyncIterator[Part]],
 ) -> AsyncIterator[HttpBody]:
@@ -64,7 +63,22 @@ def completed(
         data = convert.body(request, headers, completions.limits)
         return completions.answer(dialect, caller, data, convert.repeat(headers), scope)
 
-    return answer(dialect, in_flight, request, context, parts)
+    return answer(dialect, in_flight, context, parts)
+
+
+def whole(
+    dialect: Dialect,
+    in_flight: InFlight,
+    request: convert.PathRequest,
+    context: Context,
+    body: Callable[[Caller], Awaitable[bytes]],
+) -> AsyncIterator[HttpBody]:
+    """An rpc that answers with one JSON body."""
+
+    async def parts(scope: Scope) -> AsyncIterator[Part]:
+        yield Part(content_type=JSON, data=await body(convert.caller(request)))
+
+    return answer(dialect, in_flight, context, parts)
 
 
 def _known(error: Exception) -> WhippletreeError:

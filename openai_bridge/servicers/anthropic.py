@@ -6,13 +6,13 @@ from google.api.httpbody_pb2 import HttpBody
 from whippletree.v1 import bridge_pb2, bridge_pb2_grpc
 
 from openai_bridge import convert
-from openai_bridge.completion import JSON, Completions
+from openai_bridge.completion import Completions
 from openai_bridge.dialects import anthropic_reply
 from openai_bridge.dialects.anthropic_messages import AnthropicMessages
-from openai_bridge.in_flight import InFlight, Scope
+from openai_bridge.in_flight import InFlight
 from openai_bridge.models import Models
-from openai_bridge.servicers.answers import Context, answer, completed
-from openai_bridge.types import Part
+from openai_bridge.servicers.answers import Context, completed, whole
+from openai_bridge.types import Caller
 
 
 class AnthropicServicer(bridge_pb2_grpc.AnthropicBridgeServiceServicer):
@@ -31,32 +31,29 @@ class AnthropicServicer(bridge_pb2_grpc.AnthropicBridgeServiceServicer):
     ) -> AsyncIterator[HttpBody]:
         """The length of a prompt."""
 
-        async def parts(scope: Scope) -> AsyncIterator[Part]:
-            caller = convert.caller(request)
+        async def body(caller: Caller) -> bytes:
             data = convert.body(request, context.invocation_metadata() or (), self._completions.limits)
             count = await self._completions.count(self._dialect, caller, data)
-            yield Part(content_type=JSON, data=anthropic_reply.token_count(count))
+            return anthropic_reply.token_count(count)
 
-        return answer(self._dialect, self._in_flight, request, context, parts)
+        return whole(self._dialect, self._in_flight, request, context, body)
 
     def ListAnthropicModels(
         self, request: bridge_pb2.ListAnthropicModelsRequest, context: Context
     ) -> AsyncIterator[HttpBody]:
         """What the rollout may call."""
 
-        async def parts(scope: Scope) -> AsyncIterator[Part]:
-            found = await self._models.allowed(convert.caller(request).rollout)
-            yield Part(content_type=JSON, data=anthropic_reply.models(found))
+        async def body(caller: Caller) -> bytes:
+            return anthropic_reply.models(await self._models.allowed(caller.rollout))
 
-        return answer(self._dialect, self._in_flight, request, context, parts)
+        return whole(self._dialect, self._in_flight, request, context, body)
 
     def GetAnthropicModel(
         self, request: bridge_pb2.GetAnthropicModelRequest, context: Context
     ) -> AsyncIterator[HttpBody]:
         """One model."""
 
-        async def parts(scope: Scope) -> AsyncIterator[Part]:
-            found = await self._models.find(convert.caller(request).rollout, request.model)
-            yield Part(content_type=JSON, data=anthropic_reply.model(found))
+        async def body(caller: Caller) -> bytes:
+            return anthropic_reply.model(await self._models.find(caller.rollout, request.model))
 
-        return answer(self._dialect, self._in_flight, request, context, parts)
+        return whole(self._dialect, self._in_flight, request, context, body)

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from google.api.httpbody_pb2 import HttpBody
 from whippletree.v1 import bridge_pb2, bridge_pb2_grpc
 
-from openai_bridge import convert, reply
-from openai_bridge.completion import JSON, Completions
+from openai_bridge import reply
+from openai_bridge.completion import Completions
 from openai_bridge.dialects.openai_chat import OpenAIChat
-from openai_bridge.in_flight import InFlight, Scope
+from openai_bridge.in_flight import InFlight
 from openai_bridge.models import Models
-from openai_bridge.servicers.answers import Context, answer, completed
-from openai_bridge.types import Part
+from openai_bridge.servicers.answers import Context, completed, whole
+from openai_bridge.types import Caller
 
 
 class OpenAIServicer(bridge_pb2_grpc.OpenAIBridgeServiceServicer):
@@ -30,17 +30,15 @@ class OpenAIServicer(bridge_pb2_grpc.OpenAIBridgeServiceServicer):
     ) -> AsyncIterator[HttpBody]:
         """What the rollout may call."""
 
-        async def parts(scope: Scope) -> AsyncIterator[Part]:
-            found = await self._models.allowed(convert.caller(request).rollout)
-            yield Part(content_type=JSON, data=reply.models(found))
+        async def body(caller: Caller) -> bytes:
+            return reply.models(await self._models.allowed(caller.rollout))
 
-        return answer(self._dialect, self._in_flight, request, context, parts)
+        return whole(self._dialect, self._in_flight, request, context, body)
 
     def GetOpenAIModel(self, request: bridge_pb2.GetOpenAIModelRequest, context: Context) -> AsyncIterator[HttpBody]:
         """One model."""
 
-        async def parts(scope: Scope) -> AsyncIterator[Part]:
-            found = await self._models.find(convert.caller(request).rollout, request.model)
-            yield Part(content_type=JSON, data=reply.model(found))
+        async def body(caller: Caller) -> bytes:
+            return reply.model(await self._models.find(caller.rollout, request.model))
 
-        return answer(self._dialect, self._in_flight, request, context, parts)
+        return whole(self._dialect, self._in_flight, request, context, body)
