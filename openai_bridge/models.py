@@ -1,7 +1,7 @@
 """Which models a rollout may call: its run's policy, and every auxiliary model.
 
-What never changes (a rollout's run, a run's policy) is kept; the list of models is believed for `age` seconds and asked
-again where a name is not in it.
+A rollout's run and a run's policy are kept: they change only where one was deleted and made anew. The list of models is
+believed for `age` seconds. All are asked again where a name is not found.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ class Models:
             return known
         found = _named(await self.allowed(rollout), name)
         if found is None:
+            self._forget(rollout)
             await self._list(since=self._clock())
             found = _named(allowed := await self.allowed(rollout), name)
         if found is None:
@@ -54,6 +55,9 @@ class Models:
         if name != self._policies.get(self._runs.get(rollout, "")) or self._listed_at < self._clock() - self._age:
             return None
         return _named(self._listed[0], name)
+
+    def _forget(self, rollout: str) -> None:
+        self._policies.pop(self._runs.pop(rollout, ""), None)
 
     async def _policy(self, rollout: str) -> str:
         run = await _kept(self._runs, rollout, self._gateway.run_of)
