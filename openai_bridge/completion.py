@@ -28,6 +28,7 @@ from openai_bridge.types import (
     Completion,
     Finish,
     Generation,
+    Model,
     Part,
     Prompt,
     Repeat,
@@ -90,18 +91,20 @@ class Completions:
 
     async def count(self, dialect: Dialect, caller: Caller, data: bytes) -> int:
         """Tokens of the prompt that `answer` would send to the engine for this body. Raises as `answer` does."""
-        request = dialect.parse(data, self.limits)
-        model = await self.models.find(caller.rollout, request.model)
-        tokenizer = await self.tokenizers.of(model)
-        return len((await to_prompt(tokenizer, request, context_length=model.context_length)).ids)
+        _, _, prompt = await self._prompt(caller, dialect.parse(data, self.limits))
+        return len(prompt.ids)
 
-    async def _complete(
-        self, dialect: Dialect, caller: Caller, request: ChatRequest, repeat: Repeat, delivery: Delivery
-    ) -> tuple[Completion, list[str]]:
+    async def _prompt(self, caller: Caller, request: ChatRequest) -> tuple[Model, Tokenizer, Prompt]:
         model = await self.models.find(caller.rollout, request.model)
         tokenizer, begin = await self.tokenizers.of(model), time.perf_counter()
         prompt = await to_prompt(tokenizer, request, context_length=model.context_length)
         self.recorder.rendered(time.perf_counter() - begin)
+        return model, tokenizer, prompt
+
+    async def _complete(
+        self, dialect: Dialect, caller: Caller, request: ChatRequest, repeat: Repeat, delivery: Delivery
+    ) -> tuple[Completion, list[str]]:
+        model, tokenizer, prompt = await self._prompt(caller, request)
         asks = [
             Ask(
                 caller=caller,
