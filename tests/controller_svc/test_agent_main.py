@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import re
 import sys
 from pathlib import Path
@@ -107,6 +108,7 @@ async def cold(path: str, arguments: tuple[str, ...], folder: Path) -> tuple[int
         stderr=outputs[1],
         env=environment,
         cwd=work,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     code = await process.wait()
     for output in outputs:
