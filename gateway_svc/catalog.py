@@ -107,18 +107,16 @@ class Catalog:
         """A run was deleted from the store."""
         self.runs.pop(run_id, None)
 
-    async def set_phase(self, run_id: RunId, phase: Phase, once: Once | None, then: Callable[[], None]) -> bool:
-        """Store a run's phase and call `then`. False = a repeat, which changes nothing."""
+    async def set_phase(self, run_id: RunId, phase: Phase, once: Once | None, then: Callable[[], None]) -> None:
+        """Store a run's phase and call `then`; a repeat changes nothing. Raises NotFoundError."""
         self.run(run_id)
 
-        async def carry_out() -> bool:
-            if not await self._store.write(lambda tx: _set_phase(tx, run_id, phase, once)):
-                return False
-            self.runs[run_id] = replace(self.runs[run_id], phase=phase)
-            then()
-            return True
+        async def carry_out() -> None:
+            if await self._store.write(lambda tx: _set_phase(tx, run_id, phase, once)):
+                self.runs[run_id] = replace(self.run(run_id), phase=phase)  # it may have been deleted meanwhile
+                then()
 
-        return await self._whole(carry_out())
+        await self._whole(carry_out())
 
     async def register(self, model: Model, once: Once | None) -> tuple[Model, bool]:
         """Store a model, or replace it; its weights stay unless new ones are named. True = it was there."""
@@ -200,6 +198,7 @@ def _create_run(tx: Transaction, run: Run, once: Once | None) -> tuple[Run, bool
 
 
 def _set_phase(tx: Transaction, run_id: RunId, phase: Phase, once: Once | None) -> bool:
+    """False = a repeat."""
     if requests.first_answer(tx.connection, once) is not None:
         return False
     tx.change_catalog()

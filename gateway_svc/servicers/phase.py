@@ -44,8 +44,8 @@ class PhaseServicer(PhaseServiceServicer):
 
         once = convert.once("SetPhase", request.request_id, request)
         await self._catalog.refresh()
-        moved = await self._catalog.set_phase(run_id, phase, once, move)
-        if phase != Phase.ROLLOUT and (moved or phase == self._phase(run_id)):
+        await self._catalog.set_phase(run_id, phase, once, move)
+        if phase != Phase.ROLLOUT:
             await self._reach(run_id, phase, interrupt)
         return pb.SetPhaseResponse(phase=convert.PHASES[phase])
 
@@ -61,8 +61,8 @@ class PhaseServicer(PhaseServiceServicer):
             moving.cancel()
             await asyncio.gather(draining, moving, return_exceptions=True)
         now = self._catalog.run(run_id).phase
-        if now != phase:
-            raise SupersededError(f"runs/{run_id} is {now} before it was {phase}", phase=now)
+        if now != phase or draining.cancelled():  # cancelled = it moved, and moved back while the wait was given up
+            raise SupersededError(f"runs/{run_id} is {now} by another call, which {phase} was to precede", phase=now)
         await draining
 
     async def _drain(self, key: str, interrupt: bool) -> None:

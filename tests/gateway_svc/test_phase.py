@@ -1,12 +1,19 @@
 """Holding and draining: the gates as values of one loop, and the service that sets them."""
 
 import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from whippletree.v1 import phase_pb2, run_pb2
 
+from gateway_svc.catalog import Catalog
 from gateway_svc.phase import Gates
+from gateway_svc.servicers.phase import PhaseServicer
+from gateway_svc.types import Micros, ModelName, Phase, Run, RunId, Sampling
 from tests.fakes.engine import FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway, refused, running_gateway
 from tests.fakes.record import delete
@@ -151,6 +158,80 @@ async def test_a_later_phase_ends_the_wait_for_an_earlier_one(
         await earlier
     gate.set()
     await old
+
+
+async def test_a_repeat_whose_phase_holds_no_more_says_so_and_moves_nothing(ready: RunningGateway) -> None:
+    request = phase_pb2.SetPhaseRequest(run="runs/r", phase=UPDATING, request_id=str(uuid.uuid4()))
+    await ready.phases.SetPhase(request)
+    await ready.phases.SetPhase(request)
+    await set_phase(ready, ROLLOUT)
+    async with refused(SupersededError):
+        await ready.phases.SetPhase(request)
+    assert (await get_phase(ready)).phase == ROLLOUT
+
+
+class Slow(Gates):
+    """Is never empty, and takes its time to give up."""
+
+    def __init__(self) -> None:
+        super().__init__(Clock())
+        self.waiting, self.giving_up, self.go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def empty(self, key: str, *, interrupt: bool = False) -> AsyncIterator[None]:
+        self.waiting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.giving_up.set()
+            await self.go.wait()
+        yield
+
+
+class Phases:
+    """What of a catalog is needed here."""
+
+    def __init__(self, gates: Gates) -> None:
+        self._gates: Gates = gates
+        self.runs: dict[RunId, Run] = {}
+        self.to(Phase.ROLLOUT)
+
+    def to(self, phase: Phase) -> None:
+        """Another call moves the run."""
+        nothing = Sampling()
+        self.runs[RunId("r")] = Run(
+            run_id=RunId("r"),
+            policy=ModelName("m"),
+            train_sampling=nothing,
+            eval_sampling=nothing,
+            max_hold=Micros(0),
+            phase=phase,
+        )
+        self._gates.move(self.runs[RunId("r")])
+
+    def run(self, run_id: RunId) -> Run:
+        return self.runs[run_id]
+
+    async def refresh(self) -> None:
+        """There is no other replica."""
+
+    async def set_phase(self, run_id: RunId, phase: Phase, once: Any, then: Any) -> None:
+        self.to(phase)
+
+
+async def test_a_phase_that_came_back_while_its_wait_was_given_up_is_another_calls() -> None:
+    gates = Slow()
+    phases = Phases(gates)
+    servicer = PhaseServicer(cast(Catalog, phases), gates)
+    request = phase_pb2.SetPhaseRequest(run="runs/r", phase=DRAINING)
+    earlier = asyncio.create_task(servicer.SetPhase(request, cast(Any, None)))
+    await gates.waiting.wait()
+    phases.to(Phase.ROLLOUT)
+    await gates.giving_up.wait()
+    phases.to(Phase.DRAINING)
+    gates.go.set()
+    with pytest.raises(SupersededError):
+        await earlier
 
 
 async def test_a_run_that_is_deleted_ends_the_wait_for_its_phase(ready: RunningGateway, engine: FakeEngine) -> None:

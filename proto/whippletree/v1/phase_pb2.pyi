@@ -140,8 +140,8 @@ class SetPhaseRequest(_message.Message):
     phase: Global___Phase.ValueType
     """The phase wanted."""
     request_id: _builtins.str
-    """UUID4, honoured for 24 hours: a repeat moves nothing. It waits for the phase as the first did; where that holds no
-    more it is OK at once. Empty = done each time.
+    """UUID4, honoured for 24 hours: a repeat moves nothing. It waits for the phase as the first did, and is ABORTED
+    (`SUPERSEDED`) where that holds no more, unless it is ROLLOUT. Empty = done each time.
     """
     in_flight: Global___InFlight.ValueType
     """What becomes of generations in flight when the phase is not ROLLOUT."""
