@@ -2,8 +2,8 @@
 
 In: services. Out: what a stub is made with instead of a channel. A call is awaited in its caller's task: its deadline
 and its cancellation reach the servicer as they would over gRPC, and a WhippletreeError comes back as it was raised.
-Messages are handed over, not copied: neither side changes one afterwards. Interceptors are not passed: within one
-process there is nobody to keep out. Streams go over the wire; what one process asks itself is unary.
+Messages are handed over, not copied: neither side changes one afterwards. A server's layers are not passed: within
+one process there is nobody to keep out. Streams go over the wire; what one process asks itself is unary.
 """
 
 import asyncio

@@ -114,7 +114,7 @@ def _claims(token: str, key: Ed25519PublicKey) -> Claims:
         said = jwt.decode(token, key, algorithms=[ALGORITHM], issuer=ISSUER, options=options)
         return Claims(
             rollout=str(said["rollout"]),
-            ordinal=int(said["ordinal"]),
+            ordinal=int(said.get("ordinal", 0)),  # tokens that an earlier release signed have none
             attempt=int(said["attempt"]),
             mode=str(said["mode"]),
             run=str(said["run"]),
