@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-import signal
 import re
+import signal
 import sys
 from pathlib import Path
 
