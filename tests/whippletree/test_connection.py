@@ -14,6 +14,7 @@ import pytest_asyncio
 from tests.fakes.certificates import Authority, authority
 from tests.fakes.gateway import running_gateway
 from tests.fakes.keys import Keys, make_keys
+from whippletree.cli.identity import operator_file
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NAME = "whippletree.test"
@@ -40,12 +41,11 @@ class Secured:
             "list",
             "--gateway",
             self.address,
-            *options,
         )
         known = {name: value for name, value in os.environ.items() if not name.startswith("WHIPPLETREE_")}
         process = await asyncio.create_subprocess_exec(
             *command,
-            *("--gateway", self.address, *options),
+            *options,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**known, "WHIPPLETREE_API_KEY": self.keys.operator, **environment},
@@ -85,6 +85,22 @@ async def test_the_environment_says_the_same_and_tls_alone_trusts_whom_the_machi
     )
     assert code == 0, output
     assert "kept" in output
+
+
+async def test_the_key_in_the_folder_is_for_gateways_on_the_loopback_alone(secured: Secured, tmp_path: Path) -> None:
+    operator_file(tmp_path).write_text(secured.keys.operator)
+    options = (
+        *("--run-dir", str(tmp_path), "--tls-authority", str(secured.ours.path), "--tls-server-name", NAME),
+        *("--tls-certificate", str(secured.certificate), "--tls-key", str(secured.key)),
+    )
+    code, output = await secured.listed(*options, WHIPPLETREE_API_KEY="")
+    assert code == 0, output
+    elsewhere = f"0.0.0.0:{secured.address.rpartition(':')[2]}"  # leads to the same gateway, and is no loopback
+    code, output = await secured.listed(*options, "--gateway", elsewhere, WHIPPLETREE_API_KEY="")
+    assert code == 2
+    assert "WHIPPLETREE_API_KEY" in output
+    code, output = await secured.listed(*options, "--gateway", elsewhere)
+    assert code == 0, output
 
 
 async def test_a_server_that_is_not_trusted_is_told_nothing(secured: Secured, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ async def connected(place: Place) -> AsyncIterator[Client]:
     """A client of the gateway given, of the system that runs in `run_dir`, or of a gateway started for a moment."""
     run_dir = place.run_dir
     if place.gateway:
-        access = identity.access_elsewhere(run_dir).model_copy(update={"tls": client_tls(place)})
+        access = identity.access_to(place.gateway, run_dir).model_copy(update={"tls": client_tls(place)})
         async with open_client(place.gateway, access) as client:
             yield client
         return

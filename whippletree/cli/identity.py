@@ -8,10 +8,11 @@ import os
 import time
 from pathlib import Path
 
+from whippletree.cli.console import UserError
 from whippletree.errors import UnauthenticatedError
 from whippletree.identity import folder
 from whippletree.identity.operator_keys import check
-from whippletree.settings import AccessSettings
+from whippletree.settings import AccessSettings, is_loopback
 
 
 def keys_folder(run_dir: Path) -> Path:
@@ -49,7 +50,14 @@ def access(run_dir: Path) -> AccessSettings:
     return AccessSettings(api_key_file=file) if os.access(file, os.R_OK) else AccessSettings()
 
 
-def access_elsewhere(run_dir: Path) -> AccessSettings:
-    """The key of WHIPPLETREE_API_KEY in the environment; where it says nothing, that of a folder's system."""
+def access_to(gateway: str, run_dir: Path) -> AccessSettings:
+    """The key of WHIPPLETREE_API_KEY in the environment; where it says nothing, that of a folder's system.
+
+    The folder's key is for this machine: UserError where `gateway`, host:port, is not on its loopback.
+    """
     given = AccessSettings()
-    return given if given.api_key.get_secret_value() else access(run_dir)
+    if given.api_key.get_secret_value():
+        return given
+    if not is_loopback(gateway):
+        raise UserError(f"--gateway {gateway} is not on this machine's loopback: put its key in WHIPPLETREE_API_KEY")
+    return access(run_dir)
