@@ -20,6 +20,8 @@ LOOPBACK = ("127.0.0.0/8", "[::1]", "localhost")
 """This machine."""
 PORTS = range(1, 65536)
 _PATTERN = re.compile(r"(?P<host>\[[0-9a-f:.]+\](/\d+)?|[a-z0-9.*_-]+(/\d+)?)(:(?P<ports>\d+(-\d+)?))?")
+_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+"""What DNS can be asked for."""
 
 Address = IPv4Address | IPv6Address
 
@@ -64,6 +66,8 @@ def check(url: str, patterns: Sequence[Pattern], field: str) -> None:
     if parts.username is not None or parts.query or parts.fragment or any(one.isspace() for one in url):
         raise InvalidFieldError(f"{field} {url!r} has more than scheme, host, port and path", field=field)
     place = _place(host)
+    if isinstance(place, str) and not _NAME.fullmatch(place):
+        raise InvalidFieldError(f"{field} {url!r}: {host!r} is neither an address nor a name", field=field)
     if not isinstance(place, str) and _never(place):
         raise InvalidFieldError(f"{field} {url!r}: no engine may be at {host}", field=field)
     if not any(one.matches(place, port) for one in patterns):
@@ -92,7 +96,7 @@ def _place(host: str) -> str | Address:
     try:
         found = ip_address(host)
     except ValueError:
-        return host.rstrip(".")
+        return host.removesuffix(".")
     return getattr(found, "ipv4_mapped", None) or found
 
 

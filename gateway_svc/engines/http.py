@@ -30,7 +30,7 @@ KEPT = 4.0
 CONNECTING = 5.0
 """Seconds for making a connection."""
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Host and port -> numeric addresses. OSError."""
+"""Host and port -> numeric addresses. OSError; UnicodeError where the host can be no name, as `a..b`."""
 _VISIBLE = re.compile(r"[!-~]+")
 
 
@@ -74,7 +74,7 @@ def origin(address: str) -> Origin:
 
 
 async def resolved(host: str, port: int) -> Sequence[str]:
-    """As this machine resolves it. OSError."""
+    """As this machine resolves it. OSError, UnicodeError."""
     with contextlib.suppress(ValueError):
         return [str(ip_address(host))]  # without a thread
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -135,7 +135,7 @@ class Client:
                 return await self._first(to, await self._resolve(to.host, to.port))
         except TimeoutError as error:
             raise HttpError(f"not connected within {CONNECTING:g} s") from error
-        except OSError as error:  # TLS errors too
+        except (OSError, UnicodeError) as error:  # TLS errors too
             raise HttpError(f"not connected ({type(error).__name__})") from error
 
     async def _first(self, to: Origin, addresses: Sequence[str]) -> Connection:

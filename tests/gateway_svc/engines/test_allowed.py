@@ -83,6 +83,13 @@ def test_what_is_no_plain_base_url_is_refused(url: str) -> None:
     assert not allows(url)
 
 
+@pytest.mark.parametrize("label", ["a" * 64, "", "a.", "é", "a%41"], ids=["long", "empty", "end", "letter", "escape"])
+def test_what_can_be_no_name_is_refused_where_a_pattern_would_allow_it(label: str) -> None:
+    assert allows(f"http://{'a' * 63}.engines.test", "*.engines.test")
+    with pytest.raises(InvalidFieldError, match="neither an address nor a name"):
+        check(f"http://{label}.engines.test", [pattern("*.engines.test")], "engine.address")
+
+
 @pytest.mark.parametrize(
     ("patterns", "url", "allowed"),
     [

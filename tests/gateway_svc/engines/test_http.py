@@ -365,3 +365,10 @@ async def test_a_name_that_nobody_knows_is_an_error() -> None:
     async with client(resolve=resolve) as made:
         with pytest.raises(HttpError, match="not connected"):
             await made.request("GET", "http://engine.test", "/", b"", seconds=60)
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", ".a"])
+async def test_what_can_be_no_name_is_an_error(host: str) -> None:
+    async with client() as made:
+        with pytest.raises(HttpError, match="not connected"):
+            await made.request("GET", f"http://{host}", "/", b"", seconds=60)
