@@ -56,7 +56,7 @@ class EngineSettings(Section):
     allowed: tuple[str, ...] = LOOPBACK
     """Where engines may be: HOST, HOST:PORT or HOST:LOW-HIGH, with an address, a network (127.0.0.0/8), a name or
     *.DOMAIN as HOST. Registering one elsewhere is refused. Names must lead into one of the networks, where there
-    are any. Link-local addresses never are allowed."""
+    are any. Link-local addresses, and others at which clouds serve metadata, never are allowed."""
     check_pause: float = Field(default=5.0, gt=0)
     """Seconds between two looks at every engine: whether it answers, holds its lease, has its model's weights."""
     max_in_flight: int = Field(default=0, ge=0)

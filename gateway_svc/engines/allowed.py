@@ -4,8 +4,9 @@ freely what it reaches.
 In: the operator's patterns, and the URL of an engine that is registered (`check`) or, for every new connection, an
 address that its host was resolved to (`reachable`). Names are compared and never looked up here.
 A pattern is `HOST` or `HOST:PORT` or `HOST:LOW-HIGH`; HOST is an address, a network (`127.0.0.0/8`, `[fd00::]/8`), a
-name, or a name with `*` for its first part (`*.engines.example`). Link-local, multicast and unspecified addresses,
-where clouds keep their secrets, are refused whatever the patterns say.
+name, or a name with `*` for its first part (`*.engines.example`). Refused whatever the patterns say: link-local,
+multicast and unspecified addresses, the others at which clouds serve metadata with their secrets (`METADATA`), and
+IPv6 addresses that hold one of these of IPv4.
 """
 
 import re
@@ -18,6 +19,10 @@ from whippletree.errors import InvalidFieldError
 
 LOOPBACK = ("127.0.0.0/8", "[::1]", "localhost")
 """This machine."""
+METADATA = (ip_network("fd00:ec2::/32"), ip_network("100.100.100.200"))
+"""Amazon's and Alibaba's services for their machines, where they are not link-local."""
+NAT64, COMPATIBLE = IPv6Network("64:ff9b::/96"), IPv6Network("::/96")
+"""IPv6 addresses that end with an IPv4 address."""
 PORTS = range(1, 65536)
 _PATTERN = re.compile(r"(?P<host>\[[0-9a-f:.]+\](/\d+)?|[a-z0-9.*_-]+(/\d+)?)(:(?P<ports>\d+(-\d+)?))?")
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
@@ -88,11 +93,26 @@ def reachable(address: str, port: int, patterns: Sequence[Pattern]) -> bool:
 
 
 def _never(place: Address) -> bool:
-    return place.is_link_local or place.is_multicast or place.is_unspecified
+    place = _embedded(place) or place
+    return (
+        place.is_link_local
+        or place.is_multicast
+        or place.is_unspecified
+        or any(place in network for network in METADATA)
+    )
+
+
+def _embedded(place: Address) -> IPv4Address | None:
+    """The IPv4 address that NAT64, 6to4 or the IPv4-compatible form holds. Mapped ones are unwrapped by `_place`."""
+    if isinstance(place, IPv4Address):
+        return None
+    if place in NAT64 or (place in COMPATIBLE and not place.is_loopback):
+        return IPv4Address(place.packed[12:])
+    return place.sixtofour
 
 
 def _place(host: str) -> str | Address:
-    """An address where the text is one, unwrapped where IPv6 holds IPv4; else the name."""
+    """An address where the text is one, of an IPv4-mapped one that of IPv4; else the name."""
     try:
         found = ip_address(host)
     except ValueError:

@@ -50,17 +50,35 @@ def test_everything_else_is_not(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
+    "address",
     [
-        "http://169.254.169.254",
-        "http://[fe80::1]:80",
-        "http://[::ffff:169.254.169.254]",
-        "http://0.0.0.0",
-        "http://224.0.0.1",
+        "169.254.169.254",
+        "fe80::1",
+        "0.0.0.0",
+        "::",
+        "224.0.0.1",
+        "ff02::1",
+        "100.100.100.200",
+        "fd00:ec2::254",
+        "::ffff:169.254.169.254",
+        "::169.254.169.254",
+        "64:ff9b::169.254.169.254",
+        "64:ff9b::100.100.100.200",
+        "2002:a9fe:a9fe::1",
+        "2002:6464:64c8::1",
     ],
 )
-def test_link_local_and_its_like_are_refused_whatever_the_patterns_say(url: str) -> None:
+def test_where_metadata_is_served_and_its_like_are_refused_whatever_the_patterns_say(address: str) -> None:
+    url = f"http://[{address}]:80" if ":" in address else f"http://{address}:80"
     assert not allows(url, "0.0.0.0/0", "[::]/0")
+    for patterns in (["0.0.0.0/0", "[::]/0"], ["*.engines.test"]):
+        assert not reachable(address, 80, [pattern(text) for text in patterns])
+
+
+@pytest.mark.parametrize("address", ["::1", "64:ff9b::192.0.2.7", "2002:c000:207::1", "::192.0.2.7", "fd00::1"])
+def test_the_neighbours_of_what_is_refused_may_be_allowed(address: str) -> None:
+    assert allows(f"http://[{address}]", "[::]/0")
+    assert reachable(address, 80, [pattern("*.engines.test")])
 
 
 @pytest.mark.parametrize(
