@@ -31,8 +31,8 @@ class Secured:
     certificate: Path
     key: Path
 
-    async def listed(self, *options: str, **environment: str) -> tuple[int, str]:
-        """Exit code and output of `rollouts list` with an operator's key."""
+    async def listed(self, *options: str, folder: Path | None = None, **environment: str) -> tuple[int, str]:
+        """Exit code and output of `rollouts list` with an operator's key; `folder` is where it runs."""
         command = (
             sys.executable,
             "-m",
@@ -48,6 +48,7 @@ class Secured:
             *options,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            cwd=folder,
             env={**known, "WHIPPLETREE_API_KEY": self.keys.operator, **environment},
         )
         output, _ = await process.communicate()
@@ -110,6 +111,25 @@ async def test_a_server_that_is_not_trusted_is_told_nothing(secured: Secured, tm
     )
     assert code == 1
     assert "CERTIFICATE_VERIFY_FAILED" in output
+
+
+async def test_authorities_that_the_environment_names_must_be_there(secured: Secured, tmp_path: Path) -> None:
+    code, output = await secured.listed("--tls", SSL_CERT_FILE=str(tmp_path / "mistyped.pem"))
+    assert code == 2
+    assert f"SSL_CERT_FILE: no such file: {tmp_path / 'mistyped.pem'}" in output
+
+
+async def test_a_machine_without_authorities_trusts_no_file_of_where_it_works(secured: Secured, tmp_path: Path) -> None:
+    (tmp_path / "None").mkdir()
+    (tmp_path / "None" / "ca-certificates.crt").write_bytes(secured.ours.path.read_bytes())
+    code, output = await secured.listed(
+        *("--tls-certificate", str(secured.certificate), "--tls-key", str(secured.key)),
+        folder=tmp_path,
+        SSL_CERT_FILE="",
+        SSL_CERT_DIR=str(tmp_path / "none"),
+    )
+    assert code == 2
+    assert "this machine names no authorities" in output
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """How a command reaches a gateway: its options, and the client that they make."""
 
+import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -92,9 +93,13 @@ def client_tls(place: Place) -> ClientTls:
 def machines_authorities() -> Path:
     """The file of the authorities that this machine trusts; SSL_CERT_FILE names another. UserError."""
     known = ssl.get_default_verify_paths()
-    for path in (known.cafile, f"{known.capath}/ca-certificates.crt"):
-        if path is not None and Path(path).is_file():
-            return Path(path)
+    named = os.environ.get(known.openssl_cafile_env)
+    if named and not Path(named).is_file():
+        raise UserError(f"{known.openssl_cafile_env}: no such file: {named}")
+    if known.cafile is not None:
+        return Path(known.cafile)
+    if known.capath is not None and (bundle := Path(known.capath) / "ca-certificates.crt").is_file():
+        return bundle
     raise UserError("this machine names no authorities; give --tls-authority FILE")
 
 
