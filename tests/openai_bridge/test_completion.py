@@ -13,7 +13,7 @@ from whippletree.v1 import model_call_pb2
 
 from openai_bridge.settings import GenerationSettings, StreamSettings
 from tests.fakes.bridge import BODY, TEXT, Bridge, read, sampled, stub
-from tests.fakes.chat_model import write_chat_model
+from tests.fakes.chat_model import END, write_chat_model
 from tests.fakes.policy import FakePolicy, Request, Sampled, serving
 from tests.fakes.stack import service
 from whippletree import errors
@@ -337,3 +337,35 @@ async def test_logprobs_are_those_of_the_sampled_tokens(start_bridge: Start) -> 
         assert len(tokens) == json.loads(data)["usage"]["completion_tokens"]
         assert {token["logprob"] for token in tokens} == {-0.5}
         assert tokens[-1]["token"] == "<|im_end|>"
+
+
+async def test_a_stop_string_inside_reasoning_ends_the_reply_there(start_bridge: Start) -> None:
+    ids = TEXT.encode("<think>\nwhy\n\n", add_special_tokens=False).ids
+
+    async def stops(_: Request) -> Sampled:
+        return Sampled(ids=ids)
+
+    async with start_bridge(reply=stops) as bridge:
+        _, data = await read(bridge.call(body(stop="\n\n")))
+        answer = json.loads(data)
+        message = answer["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("why", "")
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] == len(ids), "what was sampled of the stop string counts"
+
+
+async def test_a_reply_cut_by_length_is_the_beginning_of_the_next_prompt(start_bridge: Start) -> None:
+    ids = TEXT.encode("one two", add_special_tokens=False).ids
+
+    async def cut(_: Request) -> Sampled:
+        return Sampled(ids=ids, finish=model_call_pb2.FINISH_REASON_LENGTH)
+
+    async with start_bridge(reply=cut) as bridge:
+        _, data = await read(bridge.call(body()))
+        choice = json.loads(data)["choices"][0]
+        assert choice["finish_reason"] == "length"
+        await read(bridge.call(body(messages=[*BODY["messages"], choice["message"], *BODY["messages"]])))
+        first, second = (unpack_ids(request.prompt_token_ids).tolist() for request in bridge.policy.asked)
+        sampled_end = len(first) + len(ids)
+        assert second[:sampled_end] == first + ids
+        assert second[sampled_end] == TEXT.token_to_id(END), "the template's own, which nobody sampled"

@@ -94,3 +94,11 @@ def test_a_template_cannot_change_its_messages() -> None:
     template = ChatTemplate("{{ messages[0].pop('role') }}", variables={})
     with pytest.raises(SecurityError):
         template.render([{"role": "user"}])
+
+
+def test_results_stand_behind_their_own_round_also_where_ids_come_again() -> None:
+    rounds = [(called(f'{{"n": {n}}}'), Message(role="tool", content=f"result{n}", tool_call_id="c")) for n in (1, 2)]
+    text = render(template(), request(USER, *(message for turn in rounds for message in turn)))
+    words = ['{"n": 1}', "result1", '{"n": 2}', "result2"]
+    assert sorted(words, key=text.index) == words
+    assert [text.count(word) for word in words] == [1] * 4

@@ -99,6 +99,7 @@ def test_several_choices_count_all_sampled_tokens() -> None:
 
 
 def test_impossible_token_is_still_valid_json() -> None:
-    answer = json.loads(body(completion(text("é"), logprobs=True)))
-    (token,) = answer["choices"][0]["logprobs"]["content"]
+    answer = completion(text("é"), logprobs=True)
+    (token,) = json.loads(body(answer))["choices"][0]["logprobs"]["content"]
+    assert chunks(answer)[-1]["choices"][0]["logprobs"]["content"] == [token]
     assert token == {"token": "é", "logprob": -9999.0, "bytes": [195, 169], "top_logprobs": []}

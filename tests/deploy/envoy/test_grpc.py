@@ -10,7 +10,7 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from whippletree.v1 import rollout_pb2, rollout_pb2_grpc
+from whippletree.v1 import event_pb2, event_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 
 from tests.fakes.gateway import refused
 from tests.fakes.system import System
@@ -74,6 +74,21 @@ async def test_watch_streams_through(whole: System) -> None:
         call = stub.WatchRollouts(rollout_pb2.WatchRolloutsRequest(run="runs/none"))
         assert (await call.read()).HasField("bookmark")
         call.cancel()
+
+
+async def test_every_reply_comes_of_a_stream_whose_caller_has_nothing_more_to_say(whole: System) -> None:
+    await whole.gateway.create_run("stream")
+    await whole.gateway.create_rollout("stream-1", "stream")
+    texts = [f"{number} " * 50_000 for number in range(20)]
+    async with connect(f"127.0.0.1:{whole.port}") as channel:
+        stub: Any = event_pb2_grpc.EventServiceStub(channel)
+        for text in texts:
+            note = event_pb2.Note(type="long")
+            note.data.update({"text": text})
+            await stub.AppendEvent(event_pb2.AppendEventRequest(parent="rollouts/stream-1", attempt=1, note=note))
+        asked = event_pb2.ExportEventsRequest(parents=["rollouts/stream-1"])
+        found = [one.event.note.data["text"] async for one in stub.ExportEvents(asked)]
+    assert found == texts
 
 
 async def test_health_of_every_gateway_service(whole: System) -> None:

@@ -35,15 +35,33 @@ async def test_slashes_are_collapsed_and_unknown_query_ignored(
     assert answer.headers["content-type"] == "application/json"
 
 
-@pytest.mark.parametrize("path", [f"{ROLLOUT}/openai/v1/v1/chat/completions", f"{ROLLOUT}/openai/v1/none"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{ROLLOUT}/openai/v1/v1/chat/completions",
+        f"{ROLLOUT}/openai/v1/none",
+        f"{ROLLOUT}/openai/chat/completions",
+        f"{ROLLOUT}/openai/deployments/tiny/chat/completions?api-version=2024-10-21",
+        "/openai/chat/completions",
+    ],
+)
 async def test_wrong_url_of_a_harness_is_a_404_in_openais_shape(
     front: Front, client: httpx.AsyncClient, path: str
 ) -> None:
     answer = await client.post(front.url + path, json=BODY)
-    assert answer.status_code == 404
+    assert (answer.status_code, answer.history) == (404, [])
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert "URL" in error["message"]
+
+
+async def test_models_are_listed_in_openais_shape_whatever_is_asked_of_them(
+    front: Front, client: httpx.AsyncClient
+) -> None:
+    answer = await client.get(f"{front.openai}/models?client_version=0.1")
+    assert answer.status_code == 200
+    assert answer.json().keys() == {"object", "data"}
+    assert [model["id"] for model in answer.json()["data"]] == ["tiny", "judge"]
 
 
 async def test_wrong_url_elsewhere_is_a_404_in_the_control_apis_shape(front: Front, client: httpx.AsyncClient) -> None:

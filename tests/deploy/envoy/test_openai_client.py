@@ -1,15 +1,18 @@
 """The ordinary OpenAI client through Envoy: replies, streams, and the exceptions that it raises over our errors."""
 
+import json
 from collections.abc import AsyncIterator
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletionUserMessageParam
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionUserMessageParam
+from pydantic import BaseModel
 
 from tests.deploy.envoy.conftest import Front
-from tests.fakes.bridge import sampled
+from tests.fakes.bridge import BODY, sampled
 from tests.fakes.policy import Request, Sampled
 from whippletree import errors
 
@@ -106,3 +109,32 @@ async def test_unknown_rollout_and_unknown_model(front: Front) -> None:
     async with AsyncOpenAI(base_url=front.openai, api_key="none") as harness:
         with pytest.raises(openai.NotFoundError, match="'tiny', 'judge'"):
             await harness.chat.completions.create(model="gpt-none", messages=MESSAGES)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_has_only_fields_that_the_client_knows_and_reasoning(
+    front: Front, client: httpx.AsyncClient, stream: bool
+) -> None:
+    async def thinks(_: Request) -> Sampled:
+        return sampled('<think>\nwhy\n</think>\n\nLook.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+
+    front.policy.reply = thinks
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    asked = {**BODY, "tools": [tool], "logprobs": True, "stream": stream}
+    answer = await client.post(f"{front.openai}/chat/completions", json=asked)
+    if stream:
+        lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: {")]
+        extra = set.union(*(unknown(ChatCompletionChunk.construct(**json.loads(line))) for line in lines))
+    else:
+        extra = unknown(ChatCompletion.construct(**answer.json()))
+    assert extra == {"reasoning_content"}
+
+
+def unknown(model: BaseModel) -> set[str]:
+    """Names of the fields, at any depth, that the client's own types do not have."""
+    found = set(model.model_extra or ())
+    for name in model.model_fields_set:
+        value = getattr(model, name)
+        for part in value if isinstance(value, list) else [value]:
+            found |= unknown(part) if isinstance(part, BaseModel) else set()
+    return found

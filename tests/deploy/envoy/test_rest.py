@@ -117,3 +117,22 @@ async def test_a_run_is_deleted_with_its_rollouts(whole: System, client: httpx.A
     answer = await client.delete(f"{whole.url}/api/runs/rest-gone", params={"force": "true"})
     assert (answer.status_code, answer.json()["deleted_rollout_count"]) == (200, "1")
     assert (await client.get(f"{whole.url}/api/rollouts/rest-gone-1")).status_code == 404
+
+
+async def test_a_long_answer_is_whole_and_a_note_over_its_limit_a_clear_refusal(
+    whole: System, client: httpx.AsyncClient
+) -> None:
+    await run(whole, client, "long", "long-1")
+    one = f"{whole.url}/api/rollouts/long-1"
+    await client.patch(one, json={"state": "ROLLOUT_STATE_RUNNING"})
+    texts = [letter * 900_000 for letter in "abcdef"]
+    for text in texts:
+        made = await client.post(f"{one}/attempt/1/events", json={"note": {"type": "t", "data": {"text": text}}})
+        assert made.status_code == 200
+    refused = await client.post(
+        f"{one}/attempt/1/events", json={"note": {"type": "t", "data": {"text": "a" * (1 << 20)}}}
+    )
+    assert (refused.status_code, refused.json()["details"][0]["reason"]) == (400, "INVALID_FIELD")
+    answer = await client.get(f"{one}/events")
+    assert answer.status_code == 200
+    assert [event["note"]["data"]["text"] for event in answer.json()["events"]] == texts
