@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -77,6 +78,45 @@ async def test_second_turn_extends_the_first_token_by_token(whole: System) -> No
     whole_first = [*first.prompt_token_ids, *first.response_token_ids]
     assert list(second.prompt_token_ids)[: len(whole_first)] == whole_first
     assert second.parent_call_id == first.call_id
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_that_was_cut_behind_a_call_is_told_and_recorded_as_cut(whole: System, stream: bool) -> None:
+    rollout = f"cut-{int(stream)}"
+    await whole.gateway.create_run(rollout)
+    await whole.gateway.create_rollout(rollout, rollout)
+    call = ids('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>')
+    whole.engine.reply = lambda _: Reply([*call, *ids("and then")])
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    async with AsyncOpenAI(base_url=whole.openai(rollout), api_key="none") as harness:
+        asked: Any = {"model": "tiny", "messages": [HELLO], "tools": [tool], "max_completion_tokens": len(call)}
+        if stream:
+            chunks = [chunk async for chunk in await harness.chat.completions.create(**asked, stream=True)]
+            reason = chunks[-1].choices[0].finish_reason
+            named = [delta.function.name for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or ()]
+        else:
+            (choice,) = (await harness.chat.completions.create(**asked)).choices
+            reason, named = choice.finish_reason, [one.function.name for one in choice.message.tool_calls or ()]
+    assert (reason, named[0]) == ("length", "f")
+    (recorded,) = await calls(whole, rollout, 1)
+    assert recorded.finish_reason == model_call_pb2.FINISH_REASON_LENGTH
+    assert list(recorded.response_token_ids) == call
+
+
+async def test_nothing_in_a_body_says_whose_call_it_is(whole: System) -> None:
+    await whole.gateway.create_run("whose")
+    for rollout in ("whose-1", "whose-2"):
+        await whole.gateway.create_rollout(rollout, "whose")
+    whole.engine.reply = lambda _: Reply(ids("Hi" + END))
+    other = {"rollout": "whose-2", "user": "whose-2", "session_id": "whose-2", "metadata": {"rollout": "whose-2"}}
+    said = {**BODY, **other, "attempt": 7, "mode": "eval", "store": True}
+    async with httpx.AsyncClient(timeout=60) as client:
+        for path in (whole.openai("whose-1") + "/chat/completions", whole.anthropic("whose-1") + "/v1/messages"):
+            answer = await client.post(path, json={**said, "max_tokens": 9})
+            assert answer.status_code == 200, answer.text
+    recorded = await calls(whole, "whose-1", 2)
+    assert [call.mode for call in recorded] == [model_call_pb2.CALL_MODE_TRAIN] * 2
+    assert not await whole.gateway.list_events("whose-2")
 
 
 async def test_bad_requests_are_clear_errors_and_leave_no_trace(whole: System) -> None:
