@@ -1,6 +1,6 @@
 -- Before the transcoder in the chain: sees requests before it and answers after it.
 -- Request: rollout and attempt of a harness's path become headers, which Envoy hashes on and every log line and trace
--- carries; its dialect is noted.
+-- carries; its dialect is noted. What stands behind `?` is taken away.
 -- Answer: the bridge's `x-http-code` becomes the status; any other error on a harness's path gets the dialect's shape.
 -- What Envoy refuses before its filters run comes by no filter: listeners.yaml has the shapes of those (local_reply_config).
 
@@ -34,16 +34,19 @@ end
 
 function envoy_on_request(handle)
   local headers = handle:headers()
-  local path = headers:get(":path")
+  local path, query = headers:get(":path"):match("^([^?]*)(.*)")
   local dialect = path:match("^/(%a+)/v1")
-  local rollout, rest = path:match("^/proxy/rollout/([^/?]+)/(.*)")
+  local rollout, rest = path:match("^/proxy/rollout/([^/]+)/(.*)")
   if rollout ~= nil then
     headers:replace("whippletree-rollout", rollout)
-    headers:replace("whippletree-attempt", rest:match("^attempt/([^/?]*)") or "")
+    headers:replace("whippletree-attempt", rest:match("^attempt/([^/]*)") or "")
     dialect = rest:match("^attempt/[^/]*/mode/[^/]*/(%a+)")
     if SHAPES[dialect] == nil then dialect = "openai" end
   elseif SHAPES[dialect] ~= nil then
     headers:remove("whippletree-rollout") -- the token says it, not the harness
+  end
+  if query ~= "" and SHAPES[dialect] ~= nil then
+    headers:replace(":path", path) -- to the transcoder it could say another rollout, attempt or mode than the path does
   end
   if headers:get(":method") == "HEAD" then return end -- its answer must not get a body
   if SHAPES[dialect] ~= nil then handle:streamInfo():dynamicMetadata():set("whippletree", "dialect", dialect) end

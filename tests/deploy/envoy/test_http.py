@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from whippletree.v1 import model_call_pb2
 
 from tests.deploy.envoy.conftest import ROLLOUT, Front
 from tests.fakes.bridge import BODY, TEXT
@@ -33,6 +34,16 @@ async def test_slashes_are_collapsed_and_unknown_query_ignored(
     answer = await client.post(front.url + path, json=BODY)
     assert (answer.status_code, answer.history) == (200, [])
     assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("path", [f"{ROLLOUT}/openai/v1", f"/{ROLLOUT}/openai//v1"])
+async def test_a_query_names_no_other_rollout_attempt_or_mode(
+    front: Front, client: httpx.AsyncClient, path: str
+) -> None:
+    answer = await client.post(f"{front.url}{path}/chat/completions?rollout=r2&attempt=7&mode=eval", json=BODY)
+    assert answer.status_code == 200
+    asked = front.policy.asked[-1]
+    assert (asked.rollout, asked.attempt, asked.mode) == ("rollouts/r1", 1, model_call_pb2.CALL_MODE_TRAIN)
 
 
 @pytest.mark.parametrize(
