@@ -140,14 +140,11 @@ def parse(data: bytes, limits: LimitSettings) -> ChatRequest:
     whole = json_object(data, limits)
     body = validated(_Body, whole)
     _refuse(body, limits)
-    messages = [_message(message, f"messages.{index}") for index, message in enumerate(body.messages)]
-    if messages[-1].role == "assistant":  # a template would end that turn and begin another
-        raise InvalidFieldError("The conversation must not end with the assistant: no prefill.", field="messages")
     limit = body.max_completion_tokens or body.max_tokens
     other = {name: value for name in OTHER_SAMPLING if (value := getattr(body, name)) is not None}
     return ChatRequest(
         model=body.model,
-        messages=messages,
+        messages=[_message(message, f"messages.{index}") for index, message in enumerate(body.messages)],
         tools=body.tools or () if body.tool_choice != "none" else (),
         sampling=Sampling(
             temperature=body.temperature,
