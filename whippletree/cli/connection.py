@@ -1,10 +1,12 @@
 """How a command reaches a gateway: its options, and the client that they make."""
 
+import inspect
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ import typer
 
 from whippletree.cli import endpoints, identity, plan
 from whippletree.cli.console import UserError
+from whippletree.cli.project import DEFAULT_RUN_DIR
 from whippletree.cli.supervisor import Supervisor
 from whippletree.cli.system import Options, choose, prepare_keys
 from whippletree.client import Client, open_client
@@ -64,16 +67,35 @@ ServerName = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The system that a command asks. What is about TLS holds for `gateway`: a system in `run_dir` has none."""
+    """The system that a command asks; its fields are the options that say so (`asking`).
 
-    run_dir: Path
-    gateway: str
+    What is about TLS holds for `gateway`: a system in `run_dir` has none.
+    """
+
+    run_dir: RunDir = DEFAULT_RUN_DIR
+    gateway: Gateway = ""
     """host:port; empty = the system in `run_dir`."""
-    tls: bool
-    authority: Path | None
-    certificate: Path | None
-    key: Path | None
-    server_name: str
+    tls: Tls = False
+    authority: Authority = None
+    certificate: Certificate = None
+    key: PrivateKey = None
+    server_name: ServerName = ""
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of a `Place` instead of its parameter `place`."""
+    options = inspect.signature(Place).parameters
+    own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "place"]
+    parameters = [*own, *options.values()]
+
+    @wraps(command)
+    def given(**values: Any) -> None:
+        place = Place(**{name: values.pop(name) for name in options})
+        command(**values, place=place)
+
+    given.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    given.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # where typer reads options
+    return given
 
 
 def client_tls(place: Place) -> ClientTls:

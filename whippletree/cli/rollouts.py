@@ -8,20 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from whippletree.cli.connection import (
-    Authority,
-    Certificate,
-    Gateway,
-    Place,
-    PrivateKey,
-    RunDir,
-    ServerName,
-    Tls,
-    connected,
-)
+from whippletree.cli.connection import Place, asking, connected
 from whippletree.cli.console import OUT, UserError, run
 from whippletree.cli.printing import clock, print_event, print_rollout, seconds_between
-from whippletree.cli.project import DEFAULT_RUN_DIR
 from whippletree.cli.text import Decoder, load_decoder, one_line
 from whippletree.client import Client, Complete, Deleted, Event, Rollout
 
@@ -31,6 +20,7 @@ app = typer.Typer(
 
 
 @app.command("list")
+@asking
 def list_(
     run_id: Annotated[str, typer.Option("--run", help="Only this training run.")] = "",
     state: Annotated[
@@ -38,112 +28,59 @@ def list_(
         typer.Option(help="Only this state; may be repeated: queued, running, succeeded, failed, cancelled."),
     ] = None,
     limit: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 50,
-    run_dir: RunDir = DEFAULT_RUN_DIR,
-    gateway: Gateway = "",
-    tls: Tls = False,
-    tls_authority: Authority = None,
-    tls_certificate: Certificate = None,
-    tls_key: PrivateKey = None,
-    tls_server_name: ServerName = "",
+    *,
+    place: Place,
 ) -> None:
     """List rollouts, the newest last.
 
     Example: whippletree rollouts list --state failed
     """
-    place = Place(
-        run_dir=run_dir,
-        gateway=gateway,
-        tls=tls,
-        authority=tls_authority,
-        certificate=tls_certificate,
-        key=tls_key,
-        server_name=tls_server_name,
-    )
     run(_list(run_id, tuple(state or ()), limit, place))
 
 
 @app.command()
+@asking
 def show(
     rollout: Annotated[str, typer.Argument(help="Id of the rollout, as `list` prints it.")],
     tokens: Annotated[bool, typer.Option("--tokens", help="Print token ids and log-probabilities too.")] = False,
-    run_dir: RunDir = DEFAULT_RUN_DIR,
-    gateway: Gateway = "",
-    tls: Tls = False,
-    tls_authority: Authority = None,
-    tls_certificate: Certificate = None,
-    tls_key: PrivateKey = None,
-    tls_server_name: ServerName = "",
+    *,
+    place: Place,
 ) -> None:
     """Show one rollout: state, attempts, and every event in order, model calls as text.
 
     Example: whippletree rollouts show quickstart-s3-g0-r1
     """
-    place = Place(
-        run_dir=run_dir,
-        gateway=gateway,
-        tls=tls,
-        authority=tls_authority,
-        certificate=tls_certificate,
-        key=tls_key,
-        server_name=tls_server_name,
-    )
     run(_show(rollout, tokens, place))
 
 
 @app.command()
+@asking
 def watch(
     run_id: Annotated[str, typer.Option("--run", help="Only this training run.")] = "",
     state: Annotated[list[str] | None, typer.Option(help="Only rollouts in this state; may be repeated.")] = None,
     once: Annotated[bool, typer.Option("--once", help="End when everything that is there was printed.")] = False,
-    run_dir: RunDir = DEFAULT_RUN_DIR,
-    gateway: Gateway = "",
-    tls: Tls = False,
-    tls_authority: Authority = None,
-    tls_certificate: Certificate = None,
-    tls_key: PrivateKey = None,
-    tls_server_name: ServerName = "",
+    *,
+    place: Place,
 ) -> None:
     """Print rollouts as they are, then every change as it happens, until Ctrl-C; a restarted gateway is waited for.
 
     Example: whippletree rollouts watch --state running --state failed
     """
-    place = Place(
-        run_dir=run_dir,
-        gateway=gateway,
-        tls=tls,
-        authority=tls_authority,
-        certificate=tls_certificate,
-        key=tls_key,
-        server_name=tls_server_name,
-    )
     run(_watch(run_id, tuple(state or ()), once, place))
 
 
 @app.command()
+@asking
 def cancel(
     rollouts: Annotated[list[str], typer.Argument(help="Ids, as `list` prints them.")],
     reason: Annotated[str, typer.Option(help="Why; it is kept with the rollout.")] = "cancelled by hand",
-    run_dir: RunDir = DEFAULT_RUN_DIR,
-    gateway: Gateway = "",
-    tls: Tls = False,
-    tls_authority: Authority = None,
-    tls_certificate: Certificate = None,
-    tls_key: PrivateKey = None,
-    tls_server_name: ServerName = "",
+    *,
+    place: Place,
 ) -> None:
     """Cancel rollouts; their agents are stopped. One that is cancelled already stays so, one that ended is an error.
 
     Example: whippletree rollouts cancel quickstart-s3-g0-r1 --reason "hangs"
     """
-    place = Place(
-        run_dir=run_dir,
-        gateway=gateway,
-        tls=tls,
-        authority=tls_authority,
-        certificate=tls_certificate,
-        key=tls_key,
-        server_name=tls_server_name,
-    )
     run(_cancel(rollouts, reason, place))
 
 
