@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway_svc import retry
-from gateway_svc.types import Ask, Event, RolloutId
+from gateway_svc.types import Ask, Event, Repeat, RolloutId
 from whippletree.errors import RequestIdReusedError
 
 LOOK_AGAIN = 1.0
@@ -51,8 +51,7 @@ class Flight:
     @property
     def place(self) -> Place | None:
         """Where retries look for it."""
-        ask = self.ask
-        return None if ask.repeat is None else (ask.rollout_id, ask.ordinal, ask.attempt, ask.repeat.turn)
+        return None if self.ask.repeat is None else _place(self.ask, self.ask.repeat)
 
 
 class Flights:
@@ -116,7 +115,7 @@ class Flights:
     def _retried(self, ask: Ask) -> Flight | None:
         if ask.repeat is None:
             return None
-        flights = self._by_place.get((ask.rollout_id, ask.ordinal, ask.attempt, ask.repeat.turn), [])[::-1]
+        flights = self._by_place.get(_place(ask, ask.repeat), [])[::-1]
         keys = [flight.ask.repeat.key if flight.ask.repeat else "" for flight in flights]
         earlier = [retry.Earlier(key=key, lost=flight.left) for key, flight in zip(keys, flights, strict=True)]
         found = retry.choose(ask.repeat, earlier)
@@ -176,3 +175,7 @@ class Flights:
 def patience(grace: float, retries: int) -> float:
     """Seconds for which a generation waits after so many retries have come for it."""
     return min(grace * 2.0 ** min(retries, 32), max(grace, LONGEST_GRACE))
+
+
+def _place(ask: Ask, repeat: Repeat) -> Place:
+    return ask.rollout_id, ask.ordinal, ask.attempt, repeat.turn
