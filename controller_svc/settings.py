@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import AccessSettings, Section, ServerSettings, TracingSettings
+from whippletree.settings import AccessSettings, Section, ServerSettings
 
 
 class LocalSettings(Section):
@@ -59,7 +59,5 @@ class ControllerSettings(ServerSettings):
     """Seconds that the controller's own stop waits for the gateway, after the grace."""
     log_level: str = "INFO"
     """Least level of the log on standard error."""
-    telemetry: TracingSettings = Field(default_factory=TracingSettings)
-    """Where traces are sent."""
     local: LocalSettings = LocalSettings()
     """The local runner."""

@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from gateway_svc.engines.allowed import LOOPBACK, Pattern, pattern
-from whippletree.settings import ReplicaSettings, Section, TracingSettings
+from whippletree.settings import ReplicaSettings, Section
 
 
 class StoreSettings(Section):
@@ -110,8 +110,6 @@ class GatewaySettings(ReplicaSettings):
     doubled with each retry that came, to 8 at most. The official clients come back first after 0.4 to 0.5 s."""
     watch_patience: float = Field(default=60.0, gt=0)
     """Seconds that a watcher may take for one message; then its watch ends with OVERLOADED, to be resumed."""
-    telemetry: TracingSettings = Field(default_factory=TracingSettings)
-    """Where traces are sent."""
 
     @model_validator(mode="after")
     def _identity_or_not(self) -> Self:

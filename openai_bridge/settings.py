@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import AccessSettings, ReplicaSettings, Section, TracingSettings
+from whippletree.settings import AccessSettings, ReplicaSettings, Section
 
 
 class GenerationSettings(Section):
@@ -65,5 +65,3 @@ class BridgeSettings(ReplicaSettings):
     limits: LimitSettings = LimitSettings()
     stream: StreamSettings = StreamSettings()
     delivery: DeliverySettings = DeliverySettings()
-    telemetry: TracingSettings = Field(default_factory=TracingSettings)
-    """Where traces are sent."""

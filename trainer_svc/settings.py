@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from pydantic import Field
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
-from whippletree.settings import AccessSettings, ServerSettings, TracingSettings
+from whippletree.settings import AccessSettings, ServerSettings
 
 
 class TrainerSettings(ServerSettings):
@@ -36,5 +35,3 @@ class TrainerSettings(ServerSettings):
     """Begin anew even where an unfinished run of this configuration could go on."""
     log_level: str = "INFO"
     """Least level that is logged."""
-    telemetry: TracingSettings = Field(default_factory=TracingSettings)
-    """Where traces are sent."""

@@ -126,6 +126,8 @@ class ServerSettings(ServiceSettings):
 
     metrics: MetricsSettings = MetricsSettings()
     """Where metrics are served."""
+    telemetry: TracingSettings = Field(default_factory=TracingSettings)
+    """Where traces are sent."""
 
     @model_validator(mode="after")
     def _insecure_only_on_loopback(self) -> Self:
