@@ -54,6 +54,6 @@ class Methods(grpc.GenericRpcHandler):
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         """Called by the generated code with the same methods in an older form."""
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "Handler | None":
-        """Called by the server at every call."""
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
+        """Called by the server at every call; None = there is no such method."""
         return self._by_path.get(handler_call_details.method)

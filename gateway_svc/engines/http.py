@@ -168,7 +168,7 @@ class Client:
             connection.transport.abort()
         return None
 
-    def _keep(self, to: Origin, connection: "Connection") -> None:
+    def _keep(self, to: Origin, connection: Connection) -> None:
         connection.since = self._clock()
         connections = self._kept[to]
         connections.append(connection)
