@@ -28,14 +28,17 @@ def server() -> Iterator[postgresql.Server]:
 
 
 @pytest.fixture(autouse=True)
-def database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Which database the gateways of this test keep their record in."""
     chosen: str = getattr(request, "param", "sqlite")
     monkeypatch.delenv(postgresql.VARIABLE, raising=False)
     if chosen == "postgresql":
         found: postgresql.Server = request.getfixturevalue("server")
         monkeypatch.setenv(postgresql.VARIABLE, str(found.folder))
-    return chosen
+        yield chosen
+        found.clear()
+    else:
+        yield chosen
 
 
 @pytest.fixture

@@ -153,7 +153,8 @@ async def test_a_part_that_dies_again_and_again_fails_the_system(tmp_path: Path)
         await eventually(lambda: supervisor.pids["one"] != first)
         os.kill(supervisor.pids["one"], signal.SIGKILL)
         with pytest.raises(PartError, match=r"^one: ended by SIGKILL, 2 times in a row"):
-            await asyncio.wait_for(failed, 20)
+            async with asyncio.timeout(20):
+                await failed
 
 
 async def test_a_part_that_is_never_ready_is_given_up_after_its_patience(tmp_path: Path) -> None:
