@@ -73,7 +73,8 @@ class Gateway:
             stream = self._rollouts.WatchRollouts(rollout_pb2.WatchRolloutsRequest(resume_token=token))
             try:
                 while True:
-                    message = await asyncio.wait_for(stream.read(), SILENCE)
+                    async with asyncio.timeout(SILENCE):
+                        message = await stream.read()
                     if not isinstance(message, rollout_pb2.WatchRolloutsResponse):
                         break  # grpc.aio.EOF
                     yield _record(message)

@@ -1,7 +1,6 @@
 """Composition root: settings in, a running controller out."""
 
 import asyncio
-import contextlib
 import logging
 import time
 
@@ -11,6 +10,7 @@ from controller_svc.loop import Controller, Limits
 from controller_svc.recorder import Recorder
 from controller_svc.settings import ControllerSettings
 from controller_svc.types import Exit, RolloutId
+from whippletree import tasks
 from whippletree.channel import connect
 from whippletree.serve import listening
 from whippletree.stop import until_signal
@@ -73,7 +73,4 @@ async def _until_stopped(controller: Controller, *, patience: float) -> None:
         else:
             log.warning("stopped without the gateway's word on every attempt; the next start reports them")
     finally:
-        stop.cancel()
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        await tasks.end(stop, running)

@@ -12,6 +12,7 @@ from gateway_svc.catalog import Catalog
 from gateway_svc.phase import Gates
 from gateway_svc.store import Store
 from gateway_svc.types import Micros, Once, RunId
+from whippletree import tasks
 from whippletree.errors import StoreFullError, WrongStateError
 
 log = logging.getLogger(__name__)
@@ -52,10 +53,7 @@ class Deleter:
 
     async def close(self) -> None:
         """Cut what runs."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await tasks.end(*self._tasks.values())
 
     def _task(self, run_id: RunId, once: Once | None) -> "asyncio.Task[int]":
         if (task := self._tasks.get(run_id)) is None:

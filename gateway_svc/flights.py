@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from gateway_svc import retry
 from gateway_svc.types import Ask, Event, Repeat, RolloutId
+from whippletree import tasks
 from whippletree.errors import RequestIdReusedError
 
 LOOK_AGAIN = 1.0
@@ -107,10 +108,7 @@ class Flights:
 
     async def close(self) -> None:
         """End what still runs."""
-        for task in self._tasks:
-            if not task.cancelling():  # a second cancellation would cut the abort that the first one began
-                task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await tasks.end(*self._tasks)  # what was cancelled before aborts at its engine: that is not cut
 
     def _retried(self, ask: Ask) -> Flight | None:
         if ask.repeat is None:

@@ -16,6 +16,7 @@ from gateway_svc.engines.pool import Pool
 from gateway_svc.engines.watch import Watch
 from gateway_svc.phase import Gates
 from gateway_svc.types import Model, ModelName, Once
+from whippletree import tasks
 from whippletree.errors import AlreadyExistsError, EngineUnavailableError, InvalidFieldError, WhippletreeError
 
 log = logging.getLogger(__name__)
@@ -51,9 +52,7 @@ class Publisher:
 
     async def close(self) -> None:
         """End what still runs."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await tasks.end(*self._tasks)
 
     async def _publish(
         self, name: ModelName, weight_version: str, weights_path: str, once: Once | None, interrupt: bool

@@ -20,6 +20,7 @@ from gateway_svc.engines.pool import GatesClosedError, Pool
 from gateway_svc.phase import Admission, Gates, nobody
 from gateway_svc.recorder import Recorder
 from gateway_svc.types import CallId, Engine, Finish, Model, Question, Sampled
+from whippletree import tasks
 from whippletree.errors import EngineUnavailableError, InvalidFieldError
 
 log = logging.getLogger(__name__)
@@ -159,9 +160,7 @@ async def _interruptible(client: EngineClient, address: str, rid: str, admission
         yield
     finally:
         admission.told = nobody
-        for task in aborting:
-            task.cancel()
-        await asyncio.gather(*aborting, return_exceptions=True)
+        await tasks.end(*aborting)
 
 
 async def _abort(client: EngineClient, address: str, rid: str) -> None:

@@ -55,6 +55,7 @@ from gateway_svc.servicers.run import RunServicer
 from gateway_svc.settings import GatewaySettings, IdentitySettings, StoreSettings
 from gateway_svc.store import Store
 from gateway_svc.types import Micros
+from whippletree import tasks
 from whippletree.errors import StoreFullError
 from whippletree.identity.folder import KeyFolder
 from whippletree.identity.guard import ByKeyOrToken, Guard
@@ -184,14 +185,11 @@ async def _parts(
         try:
             yield Offer(services=services, drain=drain, checks=checks, guard=_guard(keys))
         finally:
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            await tasks.end(*background)
             await generator.close()
             await publisher.close()
             await deleter.close()
-            leasing.cancel()
-            await asyncio.gather(leasing, return_exceptions=True)
+            await tasks.end(leasing)
 
 
 def _services(

@@ -25,6 +25,7 @@ import psycopg
 from gateway_svc import retry
 from gateway_svc.flights import Flight
 from gateway_svc.shared_leases import connected, number
+from whippletree import tasks
 from whippletree.errors import ShuttingDownError
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,7 @@ class SharedFlights:
     ) -> None:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         assert self._running is not None
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
+        await tasks.end(self._running)
         if self._connection is not None:
             await self._connection.close()
 

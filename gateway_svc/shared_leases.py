@@ -20,6 +20,7 @@ from typing import Any
 import psycopg
 
 from gateway_svc.leases import Told
+from whippletree import tasks
 from whippletree.errors import ShuttingDownError
 
 log = logging.getLogger(__name__)
@@ -111,8 +112,7 @@ class SharedLeases:
                     self._held.clear()
                 await asyncio.sleep(POLL)
         finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            await tasks.end(listening)
 
     async def _turn(self, connection: "psycopg.AsyncConnection[Any]", told: Told) -> None:
         """One look: give what others wait for and nothing is in flight of, take what is wanted and free."""
@@ -184,8 +184,7 @@ async def _lock(
     try:
         await connection.execute("SELECT pg_advisory_lock(%s)", (number(key),))
     finally:
-        reminding.cancel()
-        await asyncio.gather(reminding, return_exceptions=True)
+        await tasks.end(reminding)
 
 
 async def _remind(connection: "psycopg.AsyncConnection[Any]", interrupted: str) -> None:

@@ -32,6 +32,7 @@ from gateway_svc.prepared import Prepared
 from gateway_svc.schema import counters, facts
 from gateway_svc.sqlite import Sqlite
 from gateway_svc.types import Micros
+from whippletree import tasks
 from whippletree.errors import InvalidFieldError, ShuttingDownError, StoreFullError, WhippletreeError
 
 log = logging.getLogger(__name__)
@@ -223,8 +224,7 @@ class Store:
         self._send()
         self._jobs.put(None)
         if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+            await tasks.end(self._following)
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._readers.shutdown)
         self._backend.close()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from whippletree import tasks
 from whippletree.errors import WhippletreeError
 
 log = logging.getLogger(__name__)
@@ -105,9 +106,7 @@ class Deliveries:
                 await self._lost.queue.join()
         except TimeoutError:
             log.warning("deliveries stay unreported: the gateway did not answer in time")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await tasks.end(*self._tasks)
 
 
 class _Outbox:
@@ -132,7 +131,7 @@ class _Outbox:
 
     async def run(self) -> None:
         """Report until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as reports:
             slots = asyncio.Semaphore(self._at_once)
             while True:
                 taken = [await self.queue.get()]
@@ -142,7 +141,7 @@ class _Outbox:
                     taken.append(self.queue.get_nowait())
                 for rollout, ids in grouped(taken):
                     await slots.acquire()
-                    tasks.create_task(self._report(rollout, ids)).add_done_callback(lambda _: slots.release())
+                    reports.create_task(self._report(rollout, ids)).add_done_callback(lambda _: slots.release())
 
     async def _report(self, rollout: str, ids: list[str]) -> None:
         try:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from whippletree import tasks
 from whippletree.errors import WhippletreeError
 
 log = logging.getLogger(__name__)
@@ -56,8 +57,7 @@ class KeySet:
         try:
             yield self
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await tasks.end(task)
 
     async def _follow(self) -> None:
         while True:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from trainer_svc.commands import Command, EndOfBatches, Failed, Result, Stop
 from trainer_svc.microbatch import MicroBatch
+from whippletree import tasks
 from whippletree.errors import WrongStateError
 
 QUEUE = 8
@@ -162,9 +163,7 @@ class Backend:
                 raise RanksError(f"{message} within {patience:.0f} s")
             task.result()
         finally:
-            for each in (task, failed):
-                each.cancel()
-            await asyncio.gather(task, failed, return_exceptions=True)
+            await tasks.end(task, failed)
 
     def _check(self, session: str) -> None:
         if not hmac.compare_digest(session.encode(), self.session.encode()):

@@ -14,6 +14,7 @@ from trainer_svc.progress import Reporter
 from trainer_svc.recorder import Recorder
 from trainer_svc.settings import TrainerSettings
 from trainer_svc.summary import Summary
+from whippletree import tasks
 from whippletree.telemetry import observing
 
 CANCEL = 10.0
@@ -76,6 +77,4 @@ async def _alongside(watch: Coroutine[object, object, None], loop: Loop) -> Summ
             await watching  # raises: a watch has no other end
         return await looping
     finally:
-        for task in (watching, looping):
-            task.cancel()
-        await asyncio.gather(watching, looping, return_exceptions=True)
+        await tasks.end(watching, looping)

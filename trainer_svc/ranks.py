@@ -140,7 +140,8 @@ async def _end(process: asyncio.subprocess.Process, backend: Backend, watcher: a
     if not backend.failure:
         await backend.stop()
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), GRACE)
+            async with asyncio.timeout(GRACE):
+                await process.wait()
     if process.returncode is None:
         process.terminate()
         await process.wait()

@@ -9,6 +9,7 @@ from pathlib import Path
 from controller_svc.local.environment import ServerKey, server_environment
 from controller_svc.local.forkserver import ForkServer, RefusedError
 from controller_svc.types import Exit
+from whippletree import tasks
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +63,7 @@ class Pool:
 
     async def close(self) -> None:
         """End every server and what it forked."""
-        for start in self._starts.values():
-            start.cancel()
-        await asyncio.gather(*self._starts.values(), return_exceptions=True)
+        await tasks.end(*self._starts.values())
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
     def _new(self, key: ServerKey) -> ForkServer:

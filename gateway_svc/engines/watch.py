@@ -16,6 +16,7 @@ from gateway_svc.engines.leased import Leased
 from gateway_svc.engines.pool import Pool
 from gateway_svc.phase import Gates
 from gateway_svc.types import Engine, ModelName
+from whippletree import tasks
 from whippletree.errors import HeldTooLongError, WhippletreeError
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,7 @@ class Watch:
                 except TimeoutError:
                     pass
         finally:
-            for look in self._looks.values():
-                look.cancel()
-            await asyncio.gather(*self._looks.values(), return_exceptions=True)
+            await tasks.end(*self._looks.values())
 
     async def _leases(self) -> None:
         try:

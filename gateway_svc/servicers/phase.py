@@ -11,6 +11,7 @@ from gateway_svc import convert, names
 from gateway_svc.catalog import Catalog
 from gateway_svc.phase import Gates
 from gateway_svc.types import Phase, RunId
+from whippletree import tasks
 from whippletree.errors import SupersededError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -57,9 +58,7 @@ class PhaseServicer(PhaseServiceServicer):
         try:
             await asyncio.wait((draining, moving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            draining.cancel()
-            moving.cancel()
-            await asyncio.gather(draining, moving, return_exceptions=True)
+            await tasks.end(draining, moving)
         now = self._catalog.run(run_id).phase
         if now != phase or draining.cancelled():  # cancelled = it moved, and moved back while the wait was given up
             raise SupersededError(f"runs/{run_id} is {now} by another call, which {phase} was to precede", phase=now)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from whippletree import keeper
+from whippletree import keeper, tasks
 from whippletree.cli import health, ports, restart
 from whippletree.cli.parts import Part, keep_previous, log_path, tail
 
@@ -116,9 +116,7 @@ class Supervisor:
         """Stop every part, the last started first."""
         for running in self._running:
             running.stopping = True
-        for watcher in self._watchers.values():
-            watcher.cancel()
-        await asyncio.gather(*self._watchers.values(), return_exceptions=True)
+        await tasks.end(*self._watchers.values())
         while self._running:
             running = self._running.pop()
             with contextlib.suppress(ProcessLookupError):

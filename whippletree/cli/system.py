@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from whippletree import open_files
+from whippletree import open_files, tasks
 from whippletree.cli import endpoints, identity, plan, ports
 from whippletree.cli.console import Failure, UserError
 from whippletree.cli.engine import Device, engine_command
@@ -94,15 +94,12 @@ class System:
                     wait.result()
             raise AssertionError("one of them is done")
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await tasks.end(*waits)
 
     async def close(self) -> None:
         """Wait for the engine no longer; the supervisor stops it."""
         if self._engine is not None:
-            self._engine.cancel()
-            await asyncio.gather(self._engine, return_exceptions=True)
+            await tasks.end(self._engine)
 
     async def _register(self) -> None:
         access = identity.access(self.layout.run_dir)
