@@ -22,7 +22,7 @@ def render(template: ChatTemplate, request: ChatRequest) -> str:
         return _render(template, request.messages, request)
     except FAILURES as error:
         merged = system_first(request.messages)
-        if merged == list(request.messages):
+        if merged == list(request.messages) or merged[-1].role == "assistant":  # it would begin a second reply
             raise _refused(error) from error
     try:
         return _render(template, merged, request)

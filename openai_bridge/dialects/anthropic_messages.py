@@ -12,7 +12,7 @@ import orjson
 from pydantic import Field
 
 from openai_bridge.dialects import anthropic_reply
-from openai_bridge.dialects.body import INT32, Loose, Stops, digest, json_object, validated
+from openai_bridge.dialects.body import INT32, Loose, Stops, digest, json_object, refuse_prefill, validated
 from openai_bridge.errors import Failure
 from openai_bridge.settings import LimitSettings
 from openai_bridge.types import ChatRequest, Completion, Message, Sampling, ToolCall
@@ -123,8 +123,7 @@ def parse(data: bytes, limits: LimitSettings) -> ChatRequest:
         raise InvalidFieldError("'output_config.format' is not supported.", field="output_config.format")
     system = _system(body.system)
     turns = [one for index, message in enumerate(body.messages) for one in _turn(message, f"messages.{index}")]
-    if turns and turns[-1].role == "assistant":
-        raise InvalidFieldError("The conversation must end with a user message: no prefill.", field="messages")
+    refuse_prefill(turns)
     return ChatRequest(
         model=body.model,
         messages=[*system, *turns],

@@ -3,7 +3,7 @@
 Raises InvalidFieldError, or RequestTooLargeError where there is more of something than the limits allow.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, TypeVar
 
@@ -11,6 +11,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from openai_bridge.settings import LimitSettings
+from openai_bridge.types import Message
 from whippletree.errors import InvalidFieldError, RequestTooLargeError
 
 INT32 = 2**31 - 1
@@ -63,6 +64,16 @@ def validated(schema: type[B], value: Any, place: str = "") -> B:
         if first["type"] == "missing":
             raise InvalidFieldError(f"Missing required parameter: '{field}'.", field=field) from None
         raise InvalidFieldError(f"Invalid '{field}': {first['msg']}.", field=field) from None
+
+
+def refuse_prefill(messages: Sequence[Message]) -> None:
+    """Raise where the assistant has the last word: a template would end that turn and begin another."""
+    if messages and messages[-1].role == "assistant":
+        raise InvalidFieldError(
+            "Invalid 'messages': the last one is the assistant's, and a prefilled reply is not continued. "
+            "Add a user message or a tool's result.",
+            field="messages",
+        )
 
 
 def digest(dialect: str, body: Mapping[str, Any], *, without: Collection[str]) -> bytes:

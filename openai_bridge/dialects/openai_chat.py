@@ -10,7 +10,7 @@ import orjson
 from pydantic import AliasChoices, Field
 
 from openai_bridge import reply
-from openai_bridge.dialects.body import INT32, Loose, Stops, digest, json_object, json_text, validated
+from openai_bridge.dialects.body import INT32, Loose, Stops, digest, json_object, json_text, refuse_prefill, validated
 from openai_bridge.errors import Failure
 from openai_bridge.settings import LimitSettings
 from openai_bridge.types import ChatRequest, Completion, Message, Sampling, ToolCall
@@ -28,7 +28,9 @@ ROLES: Mapping[str, str] = {
 PLAIN = frozenset({"role", "content"})
 STREAM_SETTINGS = frozenset({"stream", "stream_options"})
 """A harness may repeat a cut stream as a plain request."""
-RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+END: Mapping[str, bool] = {"continue_final_message": False, "add_generation_prompt": True}
+"""Fields of other servers that say how a prompt ends, with the value that is served."""
+RESERVED = frozenset({"messages", "tools", "documents", *END})
 """Template variables that a request may not set."""
 
 
@@ -75,6 +77,8 @@ class _Body(Loose):
     response_format: dict[str, Any] | None = None
     functions: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -140,11 +144,13 @@ def parse(data: bytes, limits: LimitSettings) -> ChatRequest:
     whole = json_object(data, limits)
     body = validated(_Body, whole)
     _refuse(body, limits)
+    messages = [_message(message, f"messages.{index}") for index, message in enumerate(body.messages)]
+    refuse_prefill(messages)
     limit = body.max_completion_tokens or body.max_tokens
     other = {name: value for name in OTHER_SAMPLING if (value := getattr(body, name)) is not None}
     return ChatRequest(
         model=body.model,
-        messages=[_message(message, f"messages.{index}") for index, message in enumerate(body.messages)],
+        messages=messages,
         tools=body.tools or () if body.tool_choice != "none" else (),
         sampling=Sampling(
             temperature=body.temperature,
@@ -174,6 +180,17 @@ def _refuse(body: _Body, limits: LimitSettings) -> None:
         raise InvalidFieldError("'response_format' other than text is not supported.", field="response_format")
     if body.functions:
         raise InvalidFieldError("'functions' is not supported: use 'tools'.", field="functions")
+    _refuse_other_end(body)
+
+
+def _refuse_other_end(body: _Body) -> None:
+    """Raise where the prompt is to end elsewhere than at the beginning of a new reply."""
+    variables = body.chat_template_kwargs or {}
+    for name, served in END.items():
+        for field, value in ((name, getattr(body, name)), (f"chat_template_kwargs.{name}", variables.get(name))):
+            if value not in (None, served):
+                other = f"'{field}' other than {str(served).lower()} is not supported"
+                raise InvalidFieldError(f"{other}: a prompt ends where a new reply begins.", field=field)
 
 
 def _message(value: Any, place: str) -> Message:

@@ -57,6 +57,7 @@ def text(words: str, **more: Any) -> dict[str, Any]:
             "messages.0.content.0.input",
         ),
         ({"messages": [USER, {"role": "assistant", "content": "Thought:"}]}, "messages"),
+        ({"messages": [USER, {"role": "assistant", "content": []}]}, "messages"),
         ({"system": [{"type": "image"}]}, "system.0"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop_sequences": [""]}, "stop_sequences.0"),

@@ -40,6 +40,8 @@ def refused(data: bytes) -> InvalidFieldError:
         (b'{"model":"m","messages":[{"role":"robot"}]}', "messages.0.role"),
         (b'{"model":"m","messages":[{"role":"user","content":7}]}', "messages.0.content"),
         (b'{"model":"m","messages":[{"role":"user","content":[{"type":"image_url"}]}]}', "messages.0.content.0"),
+        (b'{"model":"m","messages":[{"role":"user"},{"role":"assistant","content":"So:"}]}', "messages"),
+        (b'{"model":"m","messages":[{"role":"assistant"}]}', "messages"),
         (b'{"model":"m","messages":[{"role":"user"}],"n":0}', "n"),
         (b'{"model":"m","messages":[{"role":"user"}],"n":5}', "n"),
         (b'{"model":"m","messages":[{"role":"user"}],"n":1000000000000}', "n"),
@@ -61,7 +63,7 @@ def test_stop_with_an_empty_word_is_refused() -> None:
 @pytest.mark.parametrize("message", [{"content": None}, {"content": ""}, {"content": []}, {}])
 def test_missing_content_in_every_spelling_is_the_same_message(message: dict[str, Any]) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    request = understood(messages=[USER, {"role": "assistant", "tool_calls": [call], **message}])
+    request = understood(messages=[USER, {"role": "assistant", "tool_calls": [call], **message}, USER])
     assert request.messages[1].content == ""
     assert request.messages[1].tool_calls[0].name == "f"
 
@@ -88,7 +90,7 @@ def test_developer_reads_as_system_and_unknown_fields_are_dropped() -> None:
 )
 def test_tool_arguments_are_kept_as_they_came(given: Any, kept: Any) -> None:
     message = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": given}}]}
-    assert understood(messages=[message]).messages[0].tool_calls[0].arguments == kept
+    assert understood(messages=[message, USER]).messages[0].tool_calls[0].arguments == kept
 
 
 def test_tool_arguments_that_cannot_be_written_again_are_refused() -> None:
@@ -97,7 +99,7 @@ def test_tool_arguments_that_cannot_be_written_again_are_refused() -> None:
         nested = [nested]
     message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": nested}}]}
     with pytest.raises(InvalidFieldError) as caught:
-        understood(messages=[message])
+        understood(messages=[message, USER])
     assert caught.value.metadata["field"] == "messages.0.tool_calls.0.function.arguments"
 
 
@@ -122,7 +124,7 @@ def test_sampling_without_a_field_is_recorded_as_json() -> None:
 
 def test_both_names_of_reasoning_are_read() -> None:
     for name in ("reasoning_content", "reasoning"):
-        assert understood(messages=[{"role": "assistant", name: "why"}]).messages[0].reasoning == "why"
+        assert understood(messages=[{"role": "assistant", name: "why"}, USER]).messages[0].reasoning == "why"
 
 
 def test_tools_keep_key_order_and_tool_choice_none_leaves_them_out() -> None:
@@ -132,8 +134,32 @@ def test_tools_keep_key_order_and_tool_choice_none_leaves_them_out() -> None:
 
 
 def test_a_request_may_not_replace_what_the_bridge_gives_the_template() -> None:
-    given = {"messages": [], "tools": [], "add_generation_prompt": False, "enable_thinking": False}
+    given = {"messages": [], "tools": [], "add_generation_prompt": True, "enable_thinking": False}
     assert understood(chat_template_kwargs=given).template_arguments == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("name", ["continue_final_message", "add_generation_prompt"])
+@pytest.mark.parametrize("last", [USER, {"role": "assistant", "content": "So:"}], ids=["user", "prefill"])
+def test_another_end_of_the_prompt_than_a_new_reply_is_refused_by_name(name: str, last: dict[str, str]) -> None:
+    served = name == "add_generation_prompt"
+    for fields, field in (
+        ({name: not served}, name),
+        ({"chat_template_kwargs": {name: not served}}, f"chat_template_kwargs.{name}"),
+    ):
+        with pytest.raises(InvalidFieldError, match=field) as caught:
+            understood(messages=[USER, last], **fields)
+        assert caught.value.metadata["field"] == field
+    assert understood(**{name: served}, chat_template_kwargs={name: served}).template_arguments == {}
+    assert understood(**{name: None}, chat_template_kwargs={name: None}).template_arguments == {}
+
+
+def test_a_prefilled_reply_is_refused_with_what_to_do() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for last in ({"content": "So:"}, {"content": ""}, {"tool_calls": [call]}):
+        with pytest.raises(InvalidFieldError, match=r"'messages'.*Add a user message or a tool's result"):
+            understood(messages=[USER, {"role": "assistant", **last}])
+    result = {"role": "tool", "tool_call_id": "c1", "content": "1"}
+    assert understood(messages=[USER, {"role": "assistant", "tool_calls": [call]}, result]).messages[-1].content == "1"
 
 
 def test_stream_options() -> None:

@@ -65,7 +65,7 @@ def test_ids_are_those_of_the_whole_text(kind: str, template: str, kept: int) ->
     @given(turns=st.lists(TURN, min_size=1, max_size=7))
     def holds(turns: list[dict[str, Any]]) -> None:
         messages = [{"role": ("user", "assistant")[number % 2], **turn} for number, turn in enumerate(turns)]
-        for end in range(1, len(messages) + 1):
+        for end in range(1, len(messages) + 1, 2):  # each ends with the user
             text = render(made.template(with_tools=False), asked(messages[:end]))
             assert made.encode(text).tolist() == whole.encode(text, add_special_tokens=False).ids
 

@@ -53,6 +53,13 @@ def test_late_system_message_goes_to_the_front_where_the_template_refuses_it() -
     assert render(template(CHATML), request(system, USER, developer)).count("<|im_start|>system") == 2
 
 
+def test_a_late_system_message_does_not_leave_the_last_word_to_the_assistant() -> None:
+    system, answer = Message(role="system", content="one"), Message(role="assistant", content="a")
+    with pytest.raises(InvalidFieldError, match="cannot render"):
+        render(template(), request(USER, answer, system))
+    assert render(template(CHATML), request(USER, answer, system)).endswith("one<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_system_first_keeps_the_order_of_the_rest() -> None:
     answer = Message(role="assistant", content="a")
     assert system_first([USER, answer]) == [USER, answer]

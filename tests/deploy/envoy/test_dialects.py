@@ -83,3 +83,18 @@ async def test_a_round_of_tools_is_one_prompt(front: Front, client: httpx.AsyncC
             "tools": [{"name": "bash", "description": "d", "input_schema": schema}],
         },
     )
+
+
+async def test_a_prefilled_reply_is_refused_on_every_path_and_asks_no_engine(
+    front: Front, client: httpx.AsyncClient
+) -> None:
+    body = {"model": "tiny", "max_tokens": 9, "messages": [HELLO, {"role": "assistant", "content": "So:"}]}
+    before = len(front.policy.asked)
+    paths = ("chat/completions", "v1/messages", "v1/messages/count_tokens")
+    for base, path in zip((front.openai, front.anthropic, front.anthropic), paths, strict=True):
+        answer = await client.post(f"{base}/{path}", json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+        assert error.get("param", error.get("details", {}).get("param")) == "messages"
+        assert "Add a user message" in error["message"]
+    assert len(front.policy.asked) == before
