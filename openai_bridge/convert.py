@@ -62,7 +62,8 @@ def caller(request: PathRequest) -> Caller:
 
 def body(request: BodyRequest, headers: Iterable[tuple[str, str | bytes]], limits: LimitSettings) -> bytes:
     """The harness's body, decompressed."""
-    return decoded(request.body.data, str(dict(headers).get("content-encoding", "")), limits.body)
+    lines = [str(value) for name, value in headers if name == "content-encoding"]  # one list, also in several lines
+    return decoded(request.body.data, ",".join(lines), limits.body)
 
 
 def repeat(headers: Iterable[tuple[str, str | bytes]]) -> Repeat:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import zstandard
 from google.api.httpbody_pb2 import HttpBody
 from hypothesis import given, settings
 from hypothesis import strategies as some
@@ -117,8 +118,12 @@ async def test_compressed_bodies_are_read_and_bombs_are_not(ask: Ask) -> None:
         (gzip.compress(body()), "gzip", 200),
         (body(), "identity", 200),
         (body(), "gzip", 400),
-        (body(), "zstd", 415),
+        (zstandard.compress(body()), "zstd", 200),
+        (zstandard.compress(gzip.compress(body())), "gzip, zstd", 200),
+        (body(), "zstd", 400),
+        (body(), "br", 415),
         (bomb, "gzip", 413),
+        (zstandard.compress(bytes(65 * MIB)), "zstd", 413),
     ):
         answered, told = await read(ask(data, metadata=(("content-encoding", coding),)))
         assert answered == status, told

@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import random
 from typing import Any
 
 import httpx
 import pytest
+import zstandard
 
 from tests.deploy.envoy.conftest import ROLLOUT, Front
 from tests.fakes.bridge import BODY
@@ -31,8 +33,13 @@ def told(answer: httpx.Response) -> dict[str, Any]:
         (json.dumps(BODY).encode(), "gzip", 400),
         (json.dumps(BODY).encode(), "br", 415),
         (gzip.compress(bytes(65 << 20)), "gzip", 413),
+        (zstandard.compress(json.dumps(BODY).encode()), "zstd", 200),
+        (zstandard.compress(json.dumps(BODY | {"x": random.Random(1).randbytes(30_000).hex()}).encode()), "zstd", 200),
+        (zstandard.compress(json.dumps(BODY).encode())[:-1], "zstd", 400),
+        (zstandard.compress(bytes(65 << 20)), "zstd", 413),
+        (zstandard.compress(gzip.compress(json.dumps(BODY).encode())), "gzip, zstd", 200),
     ],
-    ids=["gzip", "broken", "unknown", "bomb"],
+    ids=["gzip", "broken", "unknown", "bomb", "zstd", "zstd of 60 KB", "cut", "zstd bomb", "stacked"],
 )
 async def test_encoded_bodies(
     front: Front, client: httpx.AsyncClient, path: str, data: bytes, coding: str, status: int
@@ -43,3 +50,9 @@ async def test_encoded_bodies(
     if status != 200:
         assert told(answer)["type"] in {"invalid_request_error", "request_too_large"}
         assert not front.policy.asked
+
+
+async def test_codings_in_two_lines_are_one_list(front: Front, client: httpx.AsyncClient) -> None:
+    data = zstandard.compress(gzip.compress(json.dumps(BODY).encode()))
+    headers = [("content-encoding", "gzip"), ("content-encoding", "zstd"), ("content-type", "application/json")]
+    assert (await client.post(f"{front.openai}/chat/completions", content=data, headers=headers)).status_code == 200
