@@ -35,7 +35,7 @@ end
 function envoy_on_request(handle)
   local headers = handle:headers()
   local path, query = headers:get(":path"):match("^([^?]*)(.*)")
-  local dialect = path:match("^/(%a+)/v1")
+  local dialect = path:match("^/(%a+)/")
   local rollout, rest = path:match("^/proxy/rollout/([^/]+)/(.*)")
   if rollout ~= nil then
     headers:replace("whippletree-rollout", rollout)

@@ -96,9 +96,13 @@ class OpenAIChat:
     id_prefix = "chatcmpl-"
     keep_alive = b": keep-alive\n\n"
 
+    def __init__(self, *, model: str = "") -> None:
+        """`model`: as an Azure client's path says, whatever its bodies say; empty = as they say."""
+        self._model = model
+
     def parse(self, data: bytes, limits: LimitSettings) -> ChatRequest:
         """See `Dialect`."""
-        return parse(data, limits)
+        return parse(data, limits, self._model)
 
     def body(self, completion: Completion) -> bytes:
         """See `Dialect`."""
@@ -139,9 +143,11 @@ def error_type(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
-def parse(data: bytes, limits: LimitSettings) -> ChatRequest:
-    """The request in a body. Raises InvalidFieldError, `field=` naming the place."""
+def parse(data: bytes, limits: LimitSettings, model: str = "") -> ChatRequest:
+    """The request in a body, `model` in place of its own. Raises InvalidFieldError, `field=` naming the place."""
     whole = json_object(data, limits)
+    if model:
+        whole["model"] = model
     body = validated(_Body, whole)
     _refuse(body, limits)
     messages = [_message(message, f"messages.{index}") for index, message in enumerate(body.messages)]

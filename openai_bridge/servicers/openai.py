@@ -23,7 +23,8 @@ class OpenAIServicer(bridge_pb2_grpc.OpenAIBridgeServiceServicer):
 
     def ChatCompletions(self, request: bridge_pb2.ChatCompletionsRequest, context: Context) -> AsyncIterator[HttpBody]:
         """A chat completion, streamed or not."""
-        return completed(self._dialect, self._completions, self._in_flight, request, context)
+        dialect = OpenAIChat(model=request.model) if request.model else self._dialect
+        return completed(dialect, self._completions, self._in_flight, request, context)
 
     def ListOpenAIModels(
         self, request: bridge_pb2.ListOpenAIModelsRequest, context: Context

@@ -55,6 +55,11 @@ def test_bad_body_is_refused_and_the_field_is_named(data: bytes, field: str) -> 
     assert refused(data).metadata["field"] == field
 
 
+@pytest.mark.parametrize("body", [{"messages": [USER]}, {"messages": [USER], "model": "other"}], ids=str)
+def test_a_model_of_the_path_takes_the_place_of_the_bodys_and_is_the_same_request(body: dict[str, Any]) -> None:
+    assert parse(json.dumps(body).encode(), LimitSettings(), "m") == understood(messages=[USER])
+
+
 def test_stop_with_an_empty_word_is_refused() -> None:
     with pytest.raises(InvalidFieldError, match="stop"):
         understood(stop=["a", ""])

@@ -46,8 +46,8 @@ class Operator:
 
 
 Caller = Claims | Operator
-HEADERS = ("authorization", "x-api-key", "x-goog-api-key")
-"""Where keys and tokens are looked for, in this order: OpenAI's clients, Anthropic's, Google's."""
+HEADERS = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
+"""Where keys and tokens are looked for, in this order: OpenAI's clients, Anthropic's, Google's, Azure's."""
 
 
 def presented(headers: Iterable[tuple[str, str | bytes]]) -> str:

@@ -27,12 +27,15 @@ class ChatCompletionsRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
     """Rollout id; empty = as the token says."""
     attempt: _builtins.str
     """Attempt number, decimal; empty = as the token says."""
     mode: _builtins.str
     """`train` or `eval`; empty = as the token says."""
+    model: _builtins.str
+    """Model id in an Azure client's path, in place of the body's; empty = as the body says."""
     @_builtins.property
     def body(self) -> _httpbody_pb2.HttpBody:
         """The harness's body, unchanged."""
@@ -44,10 +47,11 @@ class ChatCompletionsRequest(_message.Message):
         attempt: _builtins.str = ...,
         mode: _builtins.str = ...,
         body: _httpbody_pb2.HttpBody | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "mode", b"mode", "rollout", b"rollout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "mode", b"mode", "model", b"model", "rollout", b"rollout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

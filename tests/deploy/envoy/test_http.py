@@ -52,7 +52,8 @@ async def test_a_query_names_no_other_rollout_attempt_or_mode(
         f"{ROLLOUT}/openai/v1/v1/chat/completions",
         f"{ROLLOUT}/openai/v1/none",
         f"{ROLLOUT}/openai/chat/completions",
-        f"{ROLLOUT}/openai/deployments/tiny/chat/completions?api-version=2024-10-21",
+        f"{ROLLOUT}/openai/deployments/tiny/embeddings?api-version=2024-10-21",
+        f"{ROLLOUT}/openai/deployments/chat/completions?api-version=2024-10-21",
         "/openai/chat/completions",
     ],
 )

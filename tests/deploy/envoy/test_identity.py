@@ -84,7 +84,7 @@ def path(rollout: str = "a", attempt: int = 1, mode: str = "train") -> str:
     return LONG.format(rollout=rollout, attempt=attempt, mode=mode)
 
 
-@pytest.mark.parametrize("header", ["authorization", "x-api-key", "x-goog-api-key"])
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "x-goog-api-key", "api-key"])
 @pytest.mark.parametrize("base", ["", path()], ids=["own path", "long path"])
 async def test_a_token_is_taken_where_harnesses_put_it(
     door: Door, http: httpx.AsyncClient, header: str, base: str
@@ -98,6 +98,11 @@ async def test_official_clients_need_only_address_and_token(door: Door) -> None:
     async with openai.AsyncOpenAI(base_url=f"{door.envoy.url}/openai/v1", api_key=door.token) as client:
         made: Any = await client.chat.completions.create(**BODY)  # type: ignore[call-overload]
         assert made.choices[0].message.content
+    for key in ("api_key", "azure_ad_token"):
+        where: Any = {"azure_endpoint": door.envoy.url, "api_version": "2024-10-21", key: door.token}
+        async with openai.AsyncAzureOpenAI(**where) as azure:
+            made = await azure.chat.completions.create(**BODY)  # type: ignore[call-overload]
+            assert made.choices[0].message.content
     for how in ({"api_key": door.token}, {"auth_token": door.token}):
         async with anthropic.AsyncAnthropic(base_url=f"{door.envoy.url}/anthropic", **how) as other:  # type: ignore[arg-type]
             said = await other.messages.create(max_tokens=8, **BODY)  # type: ignore[call-overload]
@@ -110,21 +115,21 @@ async def test_official_clients_need_only_address_and_token(door: Door) -> None:
         {},
         {"authorization": "Bearer whippletree"},
         {"x-api-key": "sk-1234"},
+        {"api-key": "sk-1234"},
         {"authorization": "Bearer e30.e30.e30"},
         {"authorization": "Bearer wt_00000000_" + "A" * 43},
     ],
-    ids=["nothing", "placeholder", "another's key", "forged", "unknown operator"],
+    ids=["nothing", "placeholder", "another's key", "another's Azure key", "forged", "unknown operator"],
 )
 @pytest.mark.parametrize("base", ["", path()], ids=["own path", "long path"])
 async def test_without_a_token_of_ours_the_answer_is_401_in_the_dialects_shape(
     http: httpx.AsyncClient, base: str, headers: Headers
 ) -> None:
-    answer = await http.post(f"{base}/openai/v1/chat/completions", json=BODY, headers=headers)
-    assert answer.status_code == 401
-    assert (answer.json()["error"]["code"], answer.json()["error"]["type"]) == (
-        "invalid_api_key",
-        "authentication_error",
-    )
+    for api in ("v1", "deployments/tiny"):
+        answer = await http.post(f"{base}/openai/{api}/chat/completions", json=BODY, headers=headers)
+        assert answer.status_code == 401
+        error = answer.json()["error"]
+        assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
     answer = await http.post(f"{base}/anthropic/v1/messages", json=BODY, headers=headers)
     assert answer.status_code == 401
     assert answer.json()["error"]["type"] == "authentication_error"
@@ -145,6 +150,15 @@ async def test_the_control_api_is_for_operators(door: Door, http: httpx.AsyncCli
     assert (await http.get("/api/rollouts")).status_code == 401
     assert (await http.get("/api/rollouts", headers=door.agent)).status_code == 403
     assert (await http.get("/api/rollouts", headers={"authorization": "Bearer wt_x"})).status_code == 401
+
+
+@pytest.mark.parametrize("header", ["x-api-key", "x-goog-api-key", "api-key"])
+async def test_an_operators_key_is_taken_as_authorization_alone(
+    door: Door, http: httpx.AsyncClient, header: str
+) -> None:
+    answer = await http.get("/api/rollouts", headers={header: door.keys.operator})
+    assert answer.status_code == 401
+    assert door.keys.operator not in answer.text
 
 
 @pytest.mark.parametrize("metrics", ["/metrics", "/stats", "/stats/prometheus"])

@@ -22,6 +22,8 @@ CLAIMS = Claims(
         {"authorization": "bearer  key "},
         {"x-api-key": "key"},
         {"x-goog-api-key": "key"},
+        {"api-key": "key"},
+        {"api-key": "other", "authorization": "Bearer key"},
         {"x-api-key": "other", "authorization": "Bearer key"},
         {"authorization": "Basic abc", "x-api-key": "key"},
     ],
