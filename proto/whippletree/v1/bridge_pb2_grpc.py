@@ -61,7 +61,7 @@ class OpenAIBridgeServiceServicer:
 
     def ChatCompletions(self, request, context):
         """OpenAI chat completions: one JSON body, or server-sent events where the request says `stream: true`. Errors have
-        OpenAI's shape and status. Azure's clients name the model in the path, below whatever base URL they were given.
+        OpenAI's shape and status. A base URL may leave out `/v1`; Azure's clients name the model in the path below it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class OpenAIBridgeServiceStub:
     def __new__(cls, channel: _aio.Channel) -> OpenAIBridgeServiceAsyncStub: ...
     ChatCompletions: _grpc.UnaryStreamMultiCallable[_bridge_pb2.ChatCompletionsRequest, _httpbody_pb2.HttpBody]
     """OpenAI chat completions: one JSON body, or server-sent events where the request says `stream: true`. Errors have
-    OpenAI's shape and status. Azure's clients name the model in the path, below whatever base URL they were given.
+    OpenAI's shape and status. A base URL may leave out `/v1`; Azure's clients name the model in the path below it.
     """
     ListOpenAIModels: _grpc.UnaryStreamMultiCallable[_bridge_pb2.ListOpenAIModelsRequest, _httpbody_pb2.HttpBody]
     """OpenAI list of models: what the rollout's run may call."""
@@ -54,7 +54,7 @@ class OpenAIBridgeServiceAsyncStub(OpenAIBridgeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ChatCompletions: _aio.UnaryStreamMultiCallable[_bridge_pb2.ChatCompletionsRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """OpenAI chat completions: one JSON body, or server-sent events where the request says `stream: true`. Errors have
-    OpenAI's shape and status. Azure's clients name the model in the path, below whatever base URL they were given.
+    OpenAI's shape and status. A base URL may leave out `/v1`; Azure's clients name the model in the path below it.
     """
     ListOpenAIModels: _aio.UnaryStreamMultiCallable[_bridge_pb2.ListOpenAIModelsRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """OpenAI list of models: what the rollout's run may call."""
@@ -73,7 +73,7 @@ class OpenAIBridgeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
         """OpenAI chat completions: one JSON body, or server-sent events where the request says `stream: true`. Errors have
-        OpenAI's shape and status. Azure's clients name the model in the path, below whatever base URL they were given.
+        OpenAI's shape and status. A base URL may leave out `/v1`; Azure's clients name the model in the path below it.
         """
 
     @_abc_1.abstractmethod

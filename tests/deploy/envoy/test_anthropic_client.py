@@ -203,7 +203,7 @@ async def test_envoys_own_refusal_of_a_body_has_anthropics_shape(front: Front) -
 
 
 async def test_what_claude_code_asks_for_is_answered(front: Front, client: httpx.AsyncClient) -> None:
-    assert (await client.head(front.anthropic)).status_code == 404
+    assert (await client.head(front.anthropic)).status_code == 200
     body = {
         "model": "tiny",
         "max_tokens": 32000,

@@ -24,6 +24,7 @@ CALLS = 2_000
     [
         f"{ROLLOUT}/openai/v1/chat/completions",
         f"{ROLLOUT}/openai/v1//chat/completions",
+        f"{ROLLOUT}/openai/chat/completions",
         f"/{ROLLOUT}//openai/v1///chat/completions",
         f"{ROLLOUT}/openai/v1/chat/completions?api-version=2024-10-21&beta=true&client_version=0.1",
     ],
@@ -36,7 +37,7 @@ async def test_slashes_are_collapsed_and_unknown_query_ignored(
     assert answer.headers["content-type"] == "application/json"
 
 
-@pytest.mark.parametrize("path", [f"{ROLLOUT}/openai/v1", f"/{ROLLOUT}/openai//v1"])
+@pytest.mark.parametrize("path", [f"{ROLLOUT}/openai/v1", f"/{ROLLOUT}/openai//v1", f"{ROLLOUT}/openai"])
 async def test_a_query_names_no_other_rollout_attempt_or_mode(
     front: Front, client: httpx.AsyncClient, path: str
 ) -> None:
@@ -51,10 +52,14 @@ async def test_a_query_names_no_other_rollout_attempt_or_mode(
     [
         f"{ROLLOUT}/openai/v1/v1/chat/completions",
         f"{ROLLOUT}/openai/v1/none",
-        f"{ROLLOUT}/openai/chat/completions",
+        f"{ROLLOUT}/openai/none",
+        f"{ROLLOUT}/chat/completions",
+        f"{ROLLOUT}/openai/v1",
         f"{ROLLOUT}/openai/deployments/tiny/embeddings?api-version=2024-10-21",
         f"{ROLLOUT}/openai/deployments/chat/completions?api-version=2024-10-21",
-        "/openai/chat/completions",
+        "/openai/none",
+        "/openai/v2/chat/completions",
+        "/openai/",
     ],
 )
 async def test_wrong_url_of_a_harness_is_a_404_in_openais_shape(
@@ -67,10 +72,13 @@ async def test_wrong_url_of_a_harness_is_a_404_in_openais_shape(
     assert "URL" in error["message"]
 
 
+@pytest.mark.parametrize("base", [f"{ROLLOUT}/openai/v1", f"{ROLLOUT}/openai"])
 async def test_models_are_listed_in_openais_shape_whatever_is_asked_of_them(
-    front: Front, client: httpx.AsyncClient
+    front: Front, client: httpx.AsyncClient, base: str
 ) -> None:
-    answer = await client.get(f"{front.openai}/models?client_version=0.1")
+    one = await client.get(f"{front.url}{base}/models/tiny")
+    assert (one.status_code, one.json()["id"]) == (200, "tiny")
+    answer = await client.get(f"{front.url}{base}/models?client_version=0.1")
     assert answer.status_code == 200
     assert answer.json().keys() == {"object", "data"}
     assert [model["id"] for model in answer.json()["data"]] == ["tiny", "judge"]
@@ -81,8 +89,25 @@ async def test_wrong_url_elsewhere_is_a_404_in_the_control_apis_shape(front: Fro
     assert (answer.status_code, answer.json()["code"]) == (404, 5)
 
 
-async def test_head_of_the_base_is_answered(front: Front, client: httpx.AsyncClient) -> None:
-    assert (await client.head(front.openai)).status_code == 404
+@pytest.mark.parametrize("slash", ["", "/", "/?beta=true"])
+@pytest.mark.parametrize("api", ["", "/openai", "/openai/v1", "/anthropic", "/anthropic/v1"])
+@pytest.mark.parametrize("base", ["", ROLLOUT], ids=["own path", "long path"])
+async def test_a_base_url_is_there(front: Front, client: httpx.AsyncClient, base: str, api: str, slash: str) -> None:
+    url = front.url + base + api + slash
+    head, got = await client.head(url), await client.get(url)
+    assert (head.status_code, head.content) == (200, b"")
+    assert (got.status_code, got.json()) == (200, {"status": "ok"})
+    refused = await client.get(url, headers={"origin": "http://example.com"})
+    assert refused.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "path", ["/none", "/openai/none", "/api", "/proxy", f"{ROLLOUT}/none", f"{ROLLOUT}/openai/v1/v1"]
+)
+async def test_nothing_else_is_there(front: Front, client: httpx.AsyncClient, path: str) -> None:
+    head = await client.head(front.url + path)
+    assert (head.status_code, head.content) == (404, b"")
+    assert (await client.get(front.url + path)).status_code == 404
 
 
 async def test_health(front: Front, client: httpx.AsyncClient) -> None:

@@ -185,6 +185,28 @@ async def test_what_is_no_secret_needs_no_key(http: httpx.AsyncClient, open_path
     assert (await http.get(open_path)).status_code == 200
 
 
+@pytest.mark.parametrize("api", ["", "/", "/openai/v1", "/anthropic/"])
+@pytest.mark.parametrize("base", ["", path("none"), path()], ids=["own path", "unknown rollout", "long path"])
+async def test_a_base_url_is_the_same_for_everybody_and_only_to_look_at(
+    door: Door, http: httpx.AsyncClient, base: str, api: str
+) -> None:
+    for headers in ({}, {"x-api-key": "sk-1234"}, door.agent):
+        answer = await http.get(base + api or "/", headers=headers)
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        assert (await http.head(base + api or "/", headers=headers)).status_code == 200
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert (await http.request(method, base + api or "/")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "below", ["/openai/v1/models", "/openai/models", "/anthropic/v1/models", "/none", "/openai/v1/x"]
+)
+@pytest.mark.parametrize("base", ["", path()], ids=["own path", "long path"])
+async def test_below_a_base_url_a_token_is_asked_for(http: httpx.AsyncClient, base: str, below: str) -> None:
+    for method in ("GET", "HEAD"):
+        assert (await http.request(method, base + below)).status_code == 401
+
+
 async def test_headers_cannot_say_what_only_the_door_may(door: Door, http: httpx.AsyncClient) -> None:
     marks = {"x-envoy-original-path": "/forged", "whippletree-rollout": "forged", "x-http-code": "299"}
     answer = await http.post(f"{path()}/openai/v1/chat/completions", json=BODY, headers={**door.agent, **marks})
