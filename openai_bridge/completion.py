@@ -58,9 +58,12 @@ class Completions:
     recorder: Recorder
 
     async def answer(
-        self, dialect: Dialect, caller: Caller, data: bytes, repeat: Repeat, scope: Scope
+        self, dialect: Dialect, caller: Caller, data: bytes, repeat: Repeat, scope: Scope, *, keeps_alive: bool = True
     ) -> AsyncIterator[Part]:
-        """The answer's bytes. Raises WhippletreeError, before the first part unless a keep-alive was the first part."""
+        """The answer's bytes; `keeps_alive`: a stream that waits may have keep-alives.
+
+        Raises WhippletreeError, before the first part unless a keep-alive was the first part.
+        """
         request = dialect.parse(data, self.limits)
         del data  # a hold may be long
         request_ids = [str(uuid.uuid4()) for _ in range(request.choices)]
@@ -74,7 +77,7 @@ class Completions:
             )
         )
         scope.at_end(delivery.lose)
-        if request.stream and self.keep_alive > 0:
+        if request.stream and keeps_alive and self.keep_alive > 0:
             while not (await asyncio.wait({work}, timeout=self.keep_alive))[0]:
                 self.recorder.kept_alive(dialect.name)
                 yield Part(content_type=SSE, data=dialect.keep_alive)

@@ -44,6 +44,8 @@ FINISH = {
 """An unknown reason reads as ABORT: never as success."""
 KEY_LIMIT = 255
 """Characters of an idempotency key."""
+KEEP_ALIVE = "whippletree-keep-alive"
+"""The header by which a harness turns keep-alives off."""
 MODES = {Mode.TRAIN: model_call_pb2.CALL_MODE_TRAIN, Mode.EVAL: model_call_pb2.CALL_MODE_EVAL}
 
 
@@ -73,6 +75,14 @@ def repeat(headers: Iterable[tuple[str, str | bytes]]) -> Repeat:
     if len(key) > KEY_LIMIT:
         raise InvalidFieldError(f"'Idempotency-Key' is longer than {KEY_LIMIT} characters.", field="Idempotency-Key")
     return Repeat(key=str(key), is_retry=count.isdecimal() and int(count[:9]) > 0 if isinstance(count, str) else False)
+
+
+def keeps_alive(headers: Iterable[tuple[str, str | bytes]]) -> bool:
+    """Whether a stream that waits may have keep-alives. InvalidFieldError where the header says anything but `off`."""
+    asked = str(dict(headers).get(KEEP_ALIVE, "")).strip().lower()
+    if asked not in ("", "off"):
+        raise InvalidFieldError(f"Invalid '{KEEP_ALIVE}' header: it can only be 'off'.", field=KEEP_ALIVE)
+    return not asked
 
 
 def http_body(part: Part) -> httpbody_pb2.HttpBody:

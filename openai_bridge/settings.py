@@ -34,7 +34,8 @@ class StreamSettings(Section):
     """How a streamed answer behaves before its first chunk."""
 
     keep_alive: float = 15.0
-    """Seconds between keep-alives, in the dialect's form, while a call waits; 0 = none. The first fixes status 200."""
+    """Seconds between keep-alives, in the dialect's form, while a call waits; 0 = none. The first fixes status 200.
+    A harness turns them off for itself by the header `whippletree-keep-alive: off`."""
 
 
 class DeliverySettings(Section):

@@ -61,7 +61,8 @@ def completed(
     def parts(scope: Scope) -> AsyncIterator[Part]:
         caller, headers = convert.caller(request), context.invocation_metadata() or ()
         data = convert.body(request, headers, completions.limits)
-        return completions.answer(dialect, caller, data, convert.repeat(headers), scope)
+        repeat, keeps_alive = convert.repeat(headers), convert.keeps_alive(headers)
+        return completions.answer(dialect, caller, data, repeat, scope, keeps_alive=keeps_alive)
 
     return answer(dialect, in_flight, context, parts)
 

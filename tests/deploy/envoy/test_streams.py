@@ -5,6 +5,7 @@ import json
 import signal
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -12,6 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
+from openai_bridge.convert import KEEP_ALIVE
 from tests.deploy.envoy.conftest import ROLLOUT, Front
 from tests.fakes.bridge import BODY, sampled
 from tests.fakes.chat_model import write_chat_model
@@ -44,6 +46,39 @@ async def test_keep_alives_reach_the_harness_one_by_one(front: Front, client: ht
         go.set()
         rest = b"".join([part async for part in parts])
     assert rest.endswith(b"data: [DONE]\n\n")
+
+
+def streamed(front: Front, dialect: str) -> tuple[str, dict[str, Any]]:
+    """(address, body) of a stream in a dialect."""
+    address = {"openai": f"{front.openai}/chat/completions", "anthropic": f"{front.anthropic}/v1/messages"}[dialect]
+    return address, {**BODY, "max_tokens": 9, "stream": True}
+
+
+@pytest.mark.parametrize(("headers", "kept_alive"), [({}, True), ({KEEP_ALIVE: "Off"}, False)], ids=["default", "off"])
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+async def test_a_harness_turns_keep_alives_off_for_itself(
+    front: Front, client: httpx.AsyncClient, dialect: str, headers: dict[str, str], kept_alive: bool
+) -> None:
+    async def waits(_: Request) -> Sampled:
+        await asyncio.sleep(1)  # for five of them
+        return sampled("done")
+
+    front.policy.reply = waits
+    address, body = streamed(front, dialect)
+    answer = await client.post(address, json=body, headers=headers)
+    assert "done" in answer.text
+    assert (": keep-alive" in answer.text or "ping" in answer.text) is kept_alive
+
+
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+async def test_keep_alives_can_only_be_turned_off(front: Front, client: httpx.AsyncClient, dialect: str) -> None:
+    address, body = streamed(front, dialect)
+    for value in ("on", "5", "false"):
+        answer = await client.post(address, json=body, headers={KEEP_ALIVE: value})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert KEEP_ALIVE in answer.json()["error"]["message"]
+    assert not front.policy.asked
+    assert (await client.post(address, json=body, headers={KEEP_ALIVE: ""})).status_code == 200
 
 
 async def test_failure_after_the_first_byte_is_an_error_of_the_client(front: Front, client: httpx.AsyncClient) -> None:
