@@ -1,7 +1,12 @@
+import gzip
+
 import pytest
+import zstandard
+from google.api.httpbody_pb2 import HttpBody
 from whippletree.v1 import bridge_pb2
 
-from openai_bridge.convert import caller
+from openai_bridge.convert import body, caller
+from openai_bridge.settings import LimitSettings
 from whippletree.errors import InvalidFieldError
 
 
@@ -25,3 +30,9 @@ def test_a_rollout_that_could_not_be_metadata_is_refused(rollout: str) -> None:
 
 def test_leading_zeros_do_not_make_another_attempt() -> None:
     assert caller(asked(attempt="007")).attempt == 7
+
+
+def test_codings_in_several_lines_are_one_list() -> None:
+    sent = bridge_pb2.ChatCompletionsRequest(body=HttpBody(data=zstandard.compress(gzip.compress(b"{}"))))
+    lines = [("content-encoding", "gzip"), ("x", "y"), ("content-encoding", "zstd")]
+    assert body(sent, lines, LimitSettings()) == b"{}"
