@@ -237,7 +237,7 @@ def _call(row: Row[Any], view: View) -> ModelCall:
     tokens = view != View.BASIC
     return ModelCall(
         call_id=row.call_id,
-        head=_head(orjson.loads(row.head)),
+        head=head_from(orjson.loads(row.head)),
         prompt_count=row.prompt_count,
         response_count=row.response_count,
         parent_call_id=row.parent_call_id,
@@ -256,7 +256,8 @@ def _delivery(*, delivered: bool, lost: bool) -> Delivery:
     return Delivery.LOST if lost else Delivery.UNKNOWN
 
 
-def _head(fields: Mapping[str, Any]) -> CallHead:
+def head_from(fields: Mapping[str, Any]) -> CallHead:
+    """What is known of a call, from its JSON form; what stores of earlier versions do not have is not known."""
     return CallHead(
         model=ModelName(fields["model"]),
         dialect=fields["dialect"],
@@ -270,8 +271,9 @@ def _head(fields: Mapping[str, Any]) -> CallHead:
         hold=Micros(fields["hold"]),
         engine_time=Micros(fields["engine_time"]),
         spans=tuple(Span(**span) for span in fields["spans"]),
-        role=Role(fields.get("role", Role.POLICY)),  # the first stores do not have it
+        role=Role(fields.get("role", Role.POLICY)),
         checksum=fields.get("checksum"),
+        ignored_fields=tuple(fields.get("ignored_fields", ())),
     )
 
 

@@ -25,6 +25,7 @@ DELIVERIES = {
     Delivery.LOST: model_call_pb2.DELIVERY_LOST,
 }
 DIGEST_LIMIT = 64
+NAMES_LIMIT, NAME_LIMIT = 50, 100
 KEY_LIMIT = 255
 _MODES = {value: key for key, value in MODES.items()} | {model_call_pb2.CALL_MODE_UNSPECIFIED: Mode.TRAIN}
 _VIEWS = {
@@ -80,7 +81,16 @@ def ask(request: inference_pb2.GenerateRequest, recent: Recent) -> Ask:
         repeat=_repeat(request, _MODES[request.mode]),
         ordinal=request.rollout_ordinal,
         choice_count=request.choice_count or 1,
+        ignored_fields=_ignored_fields(request),
     )
+
+
+def _ignored_fields(request: inference_pb2.GenerateRequest) -> tuple[str, ...]:
+    found = tuple(request.ignored_fields)
+    if len(found) > NAMES_LIMIT or any(len(name) > NAME_LIMIT for name in found):
+        text = f"ignored_fields are more than {NAMES_LIMIT}, or one has more than {NAME_LIMIT} characters"
+        raise InvalidFieldError(text, field="ignored_fields")
+    return found
 
 
 def _once(request: inference_pb2.GenerateRequest, prompt: Hashed) -> Once | None:
@@ -143,6 +153,7 @@ def call_to_pb(call: ModelCall, how: View) -> model_call_pb2.ModelCall:
         ],
         sampling=sampling_to_pb(head.sampling),
         asked_sampling=head.asked_sampling,
+        ignored_fields=head.ignored_fields,
         finish_reason=FINISHES[head.finish],
         matched_stop=head.matched_stop,
         delivered=call.delivery == Delivery.DELIVERED,

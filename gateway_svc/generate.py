@@ -163,6 +163,7 @@ class Generator:
                 spans=found.spans,
                 role=model.role,
                 checksum=zlib.crc32(found.logprobs),
+                ignored_fields=ask.ignored_fields,
             )
             siblings = seen.siblings or ask.choice_count > 1
             draft = calls.Draft(

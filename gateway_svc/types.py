@@ -276,6 +276,8 @@ class CallHead:
     """What the model was for when it answered."""
     checksum: int | None = None
     """CRC-32 of the packed log-probabilities, by which they are verified; None = recorded before there was one."""
+    ignored_fields: tuple[str, ...] = ()
+    """What the harness asked for and the bridge did not use, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,3 +380,5 @@ class Ask:
     """Of the rollout that is meant; 0 = whichever has the id."""
     choice_count: int = 1
     """How many requests like this one, by their `choice_index`, ask for a response to the prompt."""
+    ignored_fields: tuple[str, ...] = ()
+    """See `CallHead.ignored_fields`."""

@@ -119,6 +119,7 @@ class Completions:
                 choice=index,
                 choices=request.choices,
                 digest=request.digest,
+                ignored=request.ignored,
                 repeat=repeat,
             )
             for index, request_id in enumerate(delivery.request_ids)

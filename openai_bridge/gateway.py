@@ -52,6 +52,8 @@ class Ask:
     """How many requests of the harness's one, this among them, ask for a response to the prompt."""
     digest: bytes
     """Of the harness's body; see `ChatRequest.digest`."""
+    ignored: tuple[str, ...] = ()
+    """See `ChatRequest.ignored`."""
     repeat: Repeat
 
 
@@ -86,6 +88,7 @@ class Gateway:
             body_digest=ask.digest,
             idempotency_key=ask.repeat.key,
             is_retry=ask.repeat.is_retry,
+            ignored_fields=ask.ignored,
         )
         metadata = _metadata(ask.caller.rollout)
         response = await self._patiently(

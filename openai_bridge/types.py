@@ -101,6 +101,8 @@ class ChatRequest:
     """Further variables of the chat template, such as enable_thinking."""
     digest: bytes
     """Of the body without its stream settings: equal bodies have equal ones, however they are written."""
+    ignored: tuple[str, ...] = ()
+    """Fields that asked for something and were not used; see `dialects/ignored.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

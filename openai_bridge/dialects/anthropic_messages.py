@@ -1,8 +1,9 @@
 """Anthropic's Messages: the harness's body, as loose as harnesses write it, to a `ChatRequest`; errors in its shape.
 
-Unknown fields, betas and cache marks are ignored at every level; what cannot be honoured is refused and named. Answers:
-`anthropic_reply.py`. Blocks become messages in their order: a tool's result is a message of the tool, and thinking is
-the assistant's reasoning, so that a reply which comes back renders to the tokens that were sampled.
+Unknown fields, betas and cache marks are ignored at every level, and what asked for something is noted (`ignored.py`);
+what cannot be honoured is refused and named. Answers: `anthropic_reply.py`. Blocks become messages in their order: a
+tool's result is a message of the tool, and thinking is the assistant's reasoning, so that a reply which comes back
+renders to the tokens that were sampled.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import orjson
 from pydantic import Field
 
-from openai_bridge.dialects import anthropic_reply
+from openai_bridge.dialects import anthropic_fields, anthropic_reply, ignored
 from openai_bridge.dialects.body import INT32, Loose, Stops, digest, json_object, refuse_prefill, validated
 from openai_bridge.errors import Failure
 from openai_bridge.settings import LimitSettings
@@ -124,6 +125,8 @@ def parse(data: bytes, limits: LimitSettings) -> ChatRequest:
     system = _system(body.system)
     turns = [one for index, message in enumerate(body.messages) for one in _turn(message, f"messages.{index}")]
     refuse_prefill(turns)
+    found: set[str] = set()
+    ignored.note(whole, anthropic_fields.BODY, found)
     return ChatRequest(
         model=body.model,
         messages=[*system, *turns],
@@ -138,6 +141,7 @@ def parse(data: bytes, limits: LimitSettings) -> ChatRequest:
         stream=bool(body.stream),
         template_arguments=_thinking(body.thinking),
         digest=digest(DIALECT, {**whole, "system": [message.content for message in system]}, without=STREAM_SETTINGS),
+        ignored=ignored.names(found),
     )
 
 

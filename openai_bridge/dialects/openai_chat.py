@@ -1,6 +1,7 @@
 """OpenAI chat completions: the harness's body, as loose as harnesses write it, to a `ChatRequest`; errors in its shape.
 
-Unknown fields are ignored at every level; what cannot be honoured is refused and named. Answers: `reply.py`.
+Unknown fields are ignored at every level and noted (`ignored.py`), also in tools, of which a template sees only what
+OpenAI defines; what cannot be honoured is refused and named. Answers: `reply.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ import orjson
 from pydantic import AliasChoices, Field
 
 from openai_bridge import reply
+from openai_bridge.dialects import ignored, openai_fields
 from openai_bridge.dialects.body import INT32, Loose, Stops, digest, json_object, json_text, refuse_prefill, validated
 from openai_bridge.errors import Failure
 from openai_bridge.settings import LimitSettings
@@ -32,6 +34,7 @@ END: Mapping[str, bool] = {"continue_final_message": False, "add_generation_prom
 """Fields of other servers that say how a prompt ends, with the value that is served."""
 RESERVED = frozenset({"messages", "tools", "documents", *END})
 """Template variables that a request may not set."""
+FUNCTION, TOOL = openai_fields.SHOWN_FUNCTION, openai_fields.SHOWN_TOOL
 
 
 class _Function(Loose):
@@ -150,14 +153,16 @@ def parse(data: bytes, limits: LimitSettings, model: str = "") -> ChatRequest:
         whole["model"] = model
     body = validated(_Body, whole)
     _refuse(body, limits)
-    messages = [_message(message, f"messages.{index}") for index, message in enumerate(body.messages)]
+    found: set[str] = set()
+    ignored.note(whole, openai_fields.BODY, found)
+    messages = [_message(message, f"messages.{index}", found) for index, message in enumerate(body.messages)]
     refuse_prefill(messages)
     limit = body.max_completion_tokens or body.max_tokens
     other = {name: value for name in OTHER_SAMPLING if (value := getattr(body, name)) is not None}
     return ChatRequest(
         model=body.model,
         messages=messages,
-        tools=body.tools or () if body.tool_choice != "none" else (),
+        tools=_tools(body.tools or (), found) if body.tool_choice != "none" else (),
         sampling=Sampling(
             temperature=body.temperature,
             top_p=body.top_p,
@@ -171,8 +176,9 @@ def parse(data: bytes, limits: LimitSettings, model: str = "") -> ChatRequest:
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         logprobs=bool(body.logprobs),
-        template_arguments={k: v for k, v in (body.chat_template_kwargs or {}).items() if k not in RESERVED},
+        template_arguments=_template_arguments(body.chat_template_kwargs or {}, found),
         digest=digest(DIALECT, whole, without=STREAM_SETTINGS),
+        ignored=ignored.names(found),
     )
 
 
@@ -199,11 +205,42 @@ def _refuse_other_end(body: _Body) -> None:
                 raise InvalidFieldError(f"{other}: a prompt ends where a new reply begins.", field=field)
 
 
-def _message(value: Any, place: str) -> Message:
+def _template_arguments(given: Mapping[str, Any], found: set[str]) -> Mapping[str, Any]:
+    """The template's variables without those that a request may not set."""
+    if not given.keys() & RESERVED:
+        return given
+    ignored.note({k: v for k, v in given.items() if k in RESERVED}, openai_fields.VARIABLES, found)
+    return {k: v for k, v in given.items() if k not in RESERVED}
+
+
+def _tools(given: Sequence[dict[str, Any]], found: set[str]) -> list[dict[str, Any]]:
+    """Tools with what OpenAI defines of them. One without a name is of another kind and is left out."""
+    kept: list[dict[str, Any]] = []
+    for tool in given:
+        function = tool.get("function")
+        if type(function) is dict and FUNCTION.issuperset(function) and TOOL.issuperset(tool):
+            kept.append(tool)  # as most are
+        elif type(function) is dict or type(tool.get("name")) is str:
+            ignored.note(tool, openai_fields.TOOL, found)
+            kept.append(_shown(tool))
+        else:
+            ignored.note(tool, openai_fields.LEFT_OUT, found)
+    return kept
+
+
+def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in tool.items() if name in TOOL}
+    if type(function := shown.get("function")) is dict:
+        shown["function"] = {name: value for name, value in function.items() if name in FUNCTION}
+    return shown
+
+
+def _message(value: Any, place: str, found: set[str]) -> Message:
     if type(value) is dict and value.keys() == PLAIN:  # nearly all are, and a long conversation has hundreds
         role, content = ROLES.get(value["role"]) if isinstance(value["role"], str) else None, value["content"]
         if role is not None and isinstance(content, str):
             return Message(role=role, content=content)
+    ignored.note(value, openai_fields.MESSAGE, found)
     message = validated(_Message, value, place)
     role = ROLES.get(message.role)
     if role is None:

@@ -4,10 +4,12 @@ import asyncio
 import uuid
 from pathlib import Path
 
+import orjson
 import pytest
 from whippletree.v1 import attempt_pb2, event_pb2, inference_pb2, model_call_pb2, rollout_pb2
 
-from gateway_svc.calls import FIRST_LOOK
+from gateway_svc.calls import FIRST_LOOK, head_from
+from gateway_svc.types import CallHead, Finish, Micros, Mode, ModelName, Sampling
 from tests.fakes.engine import Failure, FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway, packed, refused, running_gateway
 from whippletree.errors import (
@@ -64,6 +66,48 @@ async def test_the_engine_gets_the_sampling_that_is_recorded(ready: RunningGatew
     (found,) = await calls(ready)
     assert (found.sampling.temperature, found.sampling.max_tokens, found.sampling.seed) == (1.0, 8, 6)
     assert found.asked_sampling == '{"max_tokens":99,"temperature":0.1,"top_p":0.5}'
+
+
+async def test_what_a_harness_asked_for_in_vain_is_recorded_by_name(ready: RunningGateway) -> None:
+    asked = inference_pb2.GenerateRequest(
+        rollout="rollouts/a", attempt=1, prompt_token_ids=packed([1, 2]), request_id=str(uuid.uuid4())
+    )
+    asked.ignored_fields.extend(["foo", "messages.ü\x00"])
+    answer = await ready.inference.Generate(asked)
+    assert await ready.inference.Generate(asked) == answer
+    await ready.generate("a", [1])
+    first, second = await calls(ready)
+    assert list(first.ignored_fields) == list(answer.call.ignored_fields) == ["foo", "messages.ü\x00"]
+    assert list(second.ignored_fields) == []
+
+
+def test_a_call_from_before_ignored_fields_were_recorded_is_read() -> None:
+    head = CallHead(
+        model=ModelName("m"),
+        dialect="openai.chat",
+        mode=Mode.TRAIN,
+        sampling=Sampling(),
+        asked_sampling="",
+        finish=Finish.STOP,
+        matched_stop="",
+        engine="e",
+        start_time=Micros(1),
+        hold=Micros(2),
+        engine_time=Micros(3),
+        spans=(),
+    )
+    stored = orjson.loads(orjson.dumps(head))
+    assert stored.pop("ignored_fields") == []
+    assert head_from(stored) == head
+
+
+@pytest.mark.parametrize("names", [["x"] * 51, ["x" * 101]], ids=["too-many", "too-long"])
+async def test_more_names_of_ignored_fields_than_are_kept_are_refused(ready: RunningGateway, names: list[str]) -> None:
+    asked = inference_pb2.GenerateRequest(rollout="rollouts/a", attempt=1, prompt_token_ids=packed([1, 2]))
+    asked.ignored_fields.extend(names)
+    async with refused(InvalidFieldError):
+        await ready.inference.Generate(asked)
+    assert await calls(ready) == []
 
 
 async def test_a_call_stores_only_what_its_prompt_adds(ready: RunningGateway, engine: FakeEngine) -> None:

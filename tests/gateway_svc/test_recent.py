@@ -67,5 +67,6 @@ def test_a_request_is_known_by_its_whole_body_whatever_was_read_before() -> None
         inference_pb2.GenerateRequest(attempt=2),
         inference_pb2.GenerateRequest(dialect="x"),
         inference_pb2.GenerateRequest(asked_sampling=MORE.decode()),
+        inference_pb2.GenerateRequest(ignored_fields=["foo"]),
     ]
-    assert len({digest(recent), *(digest(recent, other) for other in others)}) == 5
+    assert len({digest(recent), *(digest(recent, other) for other in others)}) == 6

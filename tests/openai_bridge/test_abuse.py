@@ -80,7 +80,7 @@ REFUSED = [
     (body(messages=",".join([USER] * 10_001)), 413),
     (body('"tools":[' + '{"name":"f","input_schema":{}},' * 1000 + "{}]"), 413),
     (body(messages=says(LONG)), 400),
-    (body(f'"tools":[{{"name":"f","a":"{LONG}","input_schema":{{"a":"{LONG}"}}}}]'), 400),
+    (body(f'"tools":[{{"name":"f","description":"{LONG}","input_schema":{{"a":"{LONG}"}}}}]'), 400),
     (body('"stop":' + json.dumps(["a"] * 17) + ',"stop_sequences":' + json.dumps(["a"] * 17)), 400),
     (body('"stop":["' + "a" * 1001 + '"],"stop_sequences":["' + "a" * 1001 + '"]'), 400),
 ]

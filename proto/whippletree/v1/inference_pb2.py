@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from whippletree.v1 import model_call_pb2 as whippletree_dot_v1_dot_model__call__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ewhippletree/v1/inference.proto\x12\x0ewhippletree.v1\x1a\x1fwhippletree/v1/model_call.proto\"\xf8\x02\n\x0fGenerateRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12&\n\x04mode\x18\x03 \x01(\x0e\x32\x18.whippletree.v1.CallMode\x12\r\n\x05model\x18\x04 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x05 \x01(\x0c\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.whippletree.v1.SamplingParams\x12\x0f\n\x07\x64ialect\x18\x07 \x01(\t\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x14\n\x0c\x63hoice_index\x18\t \x01(\x05\x12\x16\n\x0e\x61sked_sampling\x18\n \x01(\t\x12\x13\n\x0b\x62ody_digest\x18\x0b \x01(\x0c\x12\x17\n\x0fidempotency_key\x18\x0c \x01(\t\x12\x10\n\x08is_retry\x18\r \x01(\x08\x12\x14\n\x0c\x63hoice_count\x18\x0e \x01(\x05\x12\x17\n\x0frollout_ordinal\x18\x0f \x01(\x03\"r\n\x10GenerateResponse\x12\'\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x19.whippletree.v1.ModelCall\x12\x1a\n\x12response_token_ids\x18\x02 \x01(\x0c\x12\x19\n\x11response_logprobs\x18\x03 \x01(\x0c\"9\n\x14MarkDeliveredRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61ll_ids\x18\x02 \x03(\t\"\x17\n\x15MarkDeliveredResponse\">\n\x16MarkUndeliveredRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"\x19\n\x17MarkUndeliveredResponse2\xa3\x02\n\x10InferenceService\x12M\n\x08Generate\x12\x1f.whippletree.v1.GenerateRequest\x1a .whippletree.v1.GenerateResponse\x12\\\n\rMarkDelivered\x12$.whippletree.v1.MarkDeliveredRequest\x1a%.whippletree.v1.MarkDeliveredResponse\x12\x62\n\x0fMarkUndelivered\x12&.whippletree.v1.MarkUndeliveredRequest\x1a\'.whippletree.v1.MarkUndeliveredResponseB]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ewhippletree/v1/inference.proto\x12\x0ewhippletree.v1\x1a\x1fwhippletree/v1/model_call.proto\"\x90\x03\n\x0fGenerateRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12&\n\x04mode\x18\x03 \x01(\x0e\x32\x18.whippletree.v1.CallMode\x12\r\n\x05model\x18\x04 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x05 \x01(\x0c\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.whippletree.v1.SamplingParams\x12\x0f\n\x07\x64ialect\x18\x07 \x01(\t\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x14\n\x0c\x63hoice_index\x18\t \x01(\x05\x12\x16\n\x0e\x61sked_sampling\x18\n \x01(\t\x12\x13\n\x0b\x62ody_digest\x18\x0b \x01(\x0c\x12\x17\n\x0fidempotency_key\x18\x0c \x01(\t\x12\x10\n\x08is_retry\x18\r \x01(\x08\x12\x14\n\x0c\x63hoice_count\x18\x0e \x01(\x05\x12\x17\n\x0frollout_ordinal\x18\x0f \x01(\x03\x12\x16\n\x0eignored_fields\x18\x10 \x03(\t\"r\n\x10GenerateResponse\x12\'\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x19.whippletree.v1.ModelCall\x12\x1a\n\x12response_token_ids\x18\x02 \x01(\x0c\x12\x19\n\x11response_logprobs\x18\x03 \x01(\x0c\"9\n\x14MarkDeliveredRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61ll_ids\x18\x02 \x03(\t\"\x17\n\x15MarkDeliveredResponse\">\n\x16MarkUndeliveredRequest\x12\x0f\n\x07rollout\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"\x19\n\x17MarkUndeliveredResponse2\xa3\x02\n\x10InferenceService\x12M\n\x08Generate\x12\x1f.whippletree.v1.GenerateRequest\x1a .whippletree.v1.GenerateResponse\x12\\\n\rMarkDelivered\x12$.whippletree.v1.MarkDeliveredRequest\x1a%.whippletree.v1.MarkDeliveredResponse\x12\x62\n\x0fMarkUndelivered\x12&.whippletree.v1.MarkUndeliveredRequest\x1a\'.whippletree.v1.MarkUndeliveredResponseB]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\021io.whippletree.v1P\001ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1'
   _globals['_GENERATEREQUEST']._serialized_start=84
-  _globals['_GENERATEREQUEST']._serialized_end=460
-  _globals['_GENERATERESPONSE']._serialized_start=462
-  _globals['_GENERATERESPONSE']._serialized_end=576
-  _globals['_MARKDELIVEREDREQUEST']._serialized_start=578
-  _globals['_MARKDELIVEREDREQUEST']._serialized_end=635
-  _globals['_MARKDELIVEREDRESPONSE']._serialized_start=637
-  _globals['_MARKDELIVEREDRESPONSE']._serialized_end=660
-  _globals['_MARKUNDELIVEREDREQUEST']._serialized_start=662
-  _globals['_MARKUNDELIVEREDREQUEST']._serialized_end=724
-  _globals['_MARKUNDELIVEREDRESPONSE']._serialized_start=726
-  _globals['_MARKUNDELIVEREDRESPONSE']._serialized_end=751
-  _globals['_INFERENCESERVICE']._serialized_start=754
-  _globals['_INFERENCESERVICE']._serialized_end=1045
+  _globals['_GENERATEREQUEST']._serialized_end=484
+  _globals['_GENERATERESPONSE']._serialized_start=486
+  _globals['_GENERATERESPONSE']._serialized_end=600
+  _globals['_MARKDELIVEREDREQUEST']._serialized_start=602
+  _globals['_MARKDELIVEREDREQUEST']._serialized_end=659
+  _globals['_MARKDELIVEREDRESPONSE']._serialized_start=661
+  _globals['_MARKDELIVEREDRESPONSE']._serialized_end=684
+  _globals['_MARKUNDELIVEREDREQUEST']._serialized_start=686
+  _globals['_MARKUNDELIVEREDREQUEST']._serialized_end=748
+  _globals['_MARKUNDELIVEREDRESPONSE']._serialized_start=750
+  _globals['_MARKUNDELIVEREDRESPONSE']._serialized_end=775
+  _globals['_INFERENCESERVICE']._serialized_start=778
+  _globals['_INFERENCESERVICE']._serialized_end=1069
 # @@protoc_insertion_point(module_scope)

@@ -40,6 +40,7 @@ class GenerateRequest(_message.Message):
     IS_RETRY_FIELD_NUMBER: _builtins.int
     CHOICE_COUNT_FIELD_NUMBER: _builtins.int
     ROLLOUT_ORDINAL_FIELD_NUMBER: _builtins.int
+    IGNORED_FIELDS_FIELD_NUMBER: _builtins.int
     rollout: _builtins.str
     """`rollouts/{rollout}`."""
     attempt: _builtins.int
@@ -78,6 +79,12 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _model_call_pb2.SamplingParams:
         """What the harness asked for. In train mode only max_tokens, stop and seed are honoured."""
 
+    @_builtins.property
+    def ignored_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of what the harness's request asked for and the caller did not use, as in ModelCall.ignored_fields: at most 50
+        of at most 100 characters; recorded, never used.
+        """
+
     def __init__(
         self,
         *,
@@ -96,10 +103,11 @@ class GenerateRequest(_message.Message):
         is_retry: _builtins.bool = ...,
         choice_count: _builtins.int = ...,
         rollout_ordinal: _builtins.int = ...,
+        ignored_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "attempt", b"attempt", "body_digest", b"body_digest", "choice_count", b"choice_count", "choice_index", b"choice_index", "dialect", b"dialect", "idempotency_key", b"idempotency_key", "is_retry", b"is_retry", "mode", b"mode", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rollout", b"rollout", "rollout_ordinal", b"rollout_ordinal", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "attempt", b"attempt", "body_digest", b"body_digest", "choice_count", b"choice_count", "choice_index", b"choice_index", "dialect", b"dialect", "idempotency_key", b"idempotency_key", "ignored_fields", b"ignored_fields", "is_retry", b"is_retry", "mode", b"mode", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rollout", b"rollout", "rollout_ordinal", b"rollout_ordinal", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from whippletree.v1 import model_pb2 as whippletree_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fwhippletree/v1/model_call.proto\x12\x0ewhippletree.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1awhippletree/v1/model.proto\"\xb0\x06\n\tModelCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x64ialect\x18\x03 \x01(\t\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.whippletree.v1.CallMode\x12\x1a\n\x12prompt_token_count\x18\x05 \x01(\x05\x12\x1c\n\x14response_token_count\x18\x06 \x01(\x05\x12\x18\n\x10prompt_token_ids\x18\x07 \x03(\x05\x12\x1a\n\x12response_token_ids\x18\x08 \x03(\x05\x12\x19\n\x11response_logprobs\x18\t \x03(\x02\x12,\n\x06packed\x18\n \x01(\x0b\x32\x1c.whippletree.v1.PackedTokens\x12:\n\x0fweight_versions\x18\x0b \x03(\x0b\x32!.whippletree.v1.WeightVersionSpan\x12\x30\n\x08sampling\x18\x0c \x01(\x0b\x32\x1e.whippletree.v1.SamplingParams\x12\x16\n\x0e\x61sked_sampling\x18\r \x01(\t\x12\x33\n\rfinish_reason\x18\x0e \x01(\x0e\x32\x1c.whippletree.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x0f \x01(\t\x12\x11\n\tdelivered\x18\x10 \x01(\x08\x12\x0e\n\x06\x65ngine\x18\x11 \x01(\t\x12.\n\nstart_time\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\rhold_duration\x18\x13 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x65ngine_duration\x18\x14 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0eparent_call_id\x18\x15 \x01(\t\x12\x1a\n\x12shared_token_count\x18\x16 \x01(\x05\x12\'\n\x04role\x18\x17 \x01(\x0e\x32\x19.whippletree.v1.ModelRole\x12*\n\x08\x64\x65livery\x18\x18 \x01(\x0e\x32\x18.whippletree.v1.Delivery\"I\n\x0cPackedTokens\x12\x15\n\rprompt_suffix\x18\x01 \x01(\x0c\x12\x10\n\x08response\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\"G\n\x11WeightVersionSpan\x12\x16\n\x0eweight_version\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\"\xc8\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\r\n\x0b_max_tokensB\x07\n\x05_seed*N\n\x08\x43\x61llMode\x12\x19\n\x15\x43\x41LL_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43\x41LL_MODE_TRAIN\x10\x01\x12\x12\n\x0e\x43\x41LL_MODE_EVAL\x10\x02*e\n\x08\x44\x65livery\x12\x18\n\x14\x44\x45LIVERY_UNSPECIFIED\x10\x00\x12\x14\n\x10\x44\x45LIVERY_UNKNOWN\x10\x01\x12\x16\n\x12\x44\x45LIVERY_DELIVERED\x10\x02\x12\x11\n\rDELIVERY_LOST\x10\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x42]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fwhippletree/v1/model_call.proto\x12\x0ewhippletree.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1awhippletree/v1/model.proto\"\xc8\x06\n\tModelCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x64ialect\x18\x03 \x01(\t\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.whippletree.v1.CallMode\x12\x1a\n\x12prompt_token_count\x18\x05 \x01(\x05\x12\x1c\n\x14response_token_count\x18\x06 \x01(\x05\x12\x18\n\x10prompt_token_ids\x18\x07 \x03(\x05\x12\x1a\n\x12response_token_ids\x18\x08 \x03(\x05\x12\x19\n\x11response_logprobs\x18\t \x03(\x02\x12,\n\x06packed\x18\n \x01(\x0b\x32\x1c.whippletree.v1.PackedTokens\x12:\n\x0fweight_versions\x18\x0b \x03(\x0b\x32!.whippletree.v1.WeightVersionSpan\x12\x30\n\x08sampling\x18\x0c \x01(\x0b\x32\x1e.whippletree.v1.SamplingParams\x12\x16\n\x0e\x61sked_sampling\x18\r \x01(\t\x12\x33\n\rfinish_reason\x18\x0e \x01(\x0e\x32\x1c.whippletree.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x0f \x01(\t\x12\x11\n\tdelivered\x18\x10 \x01(\x08\x12\x0e\n\x06\x65ngine\x18\x11 \x01(\t\x12.\n\nstart_time\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\rhold_duration\x18\x13 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x65ngine_duration\x18\x14 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0eparent_call_id\x18\x15 \x01(\t\x12\x1a\n\x12shared_token_count\x18\x16 \x01(\x05\x12\'\n\x04role\x18\x17 \x01(\x0e\x32\x19.whippletree.v1.ModelRole\x12*\n\x08\x64\x65livery\x18\x18 \x01(\x0e\x32\x18.whippletree.v1.Delivery\x12\x16\n\x0eignored_fields\x18\x19 \x03(\t\"I\n\x0cPackedTokens\x12\x15\n\rprompt_suffix\x18\x01 \x01(\x0c\x12\x10\n\x08response\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\"G\n\x11WeightVersionSpan\x12\x16\n\x0eweight_version\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\"\xc8\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\r\n\x0b_max_tokensB\x07\n\x05_seed*N\n\x08\x43\x61llMode\x12\x19\n\x15\x43\x41LL_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43\x41LL_MODE_TRAIN\x10\x01\x12\x12\n\x0e\x43\x41LL_MODE_EVAL\x10\x02*e\n\x08\x44\x65livery\x12\x18\n\x14\x44\x45LIVERY_UNSPECIFIED\x10\x00\x12\x14\n\x10\x44\x45LIVERY_UNKNOWN\x10\x01\x12\x16\n\x12\x44\x45LIVERY_DELIVERED\x10\x02\x12\x11\n\rDELIVERY_LOST\x10\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x42]\n\x11io.whippletree.v1P\x01ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,18 +35,18 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'whippletree.v1.model_call_p
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\021io.whippletree.v1P\001ZFgithub.com/whippletree/whippletree/gen/go/whippletree/v1;whippletreev1'
-  _globals['_CALLMODE']._serialized_start=1314
-  _globals['_CALLMODE']._serialized_end=1392
-  _globals['_DELIVERY']._serialized_start=1394
-  _globals['_DELIVERY']._serialized_end=1495
-  _globals['_FINISHREASON']._serialized_start=1497
-  _globals['_FINISHREASON']._serialized_end=1617
+  _globals['_CALLMODE']._serialized_start=1338
+  _globals['_CALLMODE']._serialized_end=1416
+  _globals['_DELIVERY']._serialized_start=1418
+  _globals['_DELIVERY']._serialized_end=1519
+  _globals['_FINISHREASON']._serialized_start=1521
+  _globals['_FINISHREASON']._serialized_end=1641
   _globals['_MODELCALL']._serialized_start=145
-  _globals['_MODELCALL']._serialized_end=961
-  _globals['_PACKEDTOKENS']._serialized_start=963
-  _globals['_PACKEDTOKENS']._serialized_end=1036
-  _globals['_WEIGHTVERSIONSPAN']._serialized_start=1038
-  _globals['_WEIGHTVERSIONSPAN']._serialized_end=1109
-  _globals['_SAMPLINGPARAMS']._serialized_start=1112
-  _globals['_SAMPLINGPARAMS']._serialized_end=1312
+  _globals['_MODELCALL']._serialized_end=985
+  _globals['_PACKEDTOKENS']._serialized_start=987
+  _globals['_PACKEDTOKENS']._serialized_end=1060
+  _globals['_WEIGHTVERSIONSPAN']._serialized_start=1062
+  _globals['_WEIGHTVERSIONSPAN']._serialized_end=1133
+  _globals['_SAMPLINGPARAMS']._serialized_start=1136
+  _globals['_SAMPLINGPARAMS']._serialized_end=1336
 # @@protoc_insertion_point(module_scope)

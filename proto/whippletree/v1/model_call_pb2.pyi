@@ -132,6 +132,7 @@ class ModelCall(_message.Message):
     SHARED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     DELIVERY_FIELD_NUMBER: _builtins.int
+    IGNORED_FIELDS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Unique over the gateway; letters and digits only."""
     model: _builtins.str
@@ -202,6 +203,13 @@ class ModelCall(_message.Message):
     def engine_duration(self) -> _duration_pb2.Duration:
         """How long the engine took."""
 
+    @_builtins.property
+    def ignored_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields of the harness's request that asked for something and were not used: neither the prompt nor the sampling has
+        anything of them. JSON paths without indices, such as `foo` or `messages.foo`, sorted; at most 50 of at most 100
+        characters, the first in the request. What cannot change a reply (such as `user`) is not noted.
+        """
+
     def __init__(
         self,
         *,
@@ -229,10 +237,11 @@ class ModelCall(_message.Message):
         shared_token_count: _builtins.int = ...,
         role: _model_pb2.ModelRole.ValueType = ...,
         delivery: Global___Delivery.ValueType = ...,
+        ignored_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine_duration", b"engine_duration", "hold_duration", b"hold_duration", "packed", b"packed", "sampling", b"sampling", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "call_id", b"call_id", "delivered", b"delivered", "delivery", b"delivery", "dialect", b"dialect", "engine", b"engine", "engine_duration", b"engine_duration", "finish_reason", b"finish_reason", "hold_duration", b"hold_duration", "matched_stop", b"matched_stop", "mode", b"mode", "model", b"model", "packed", b"packed", "parent_call_id", b"parent_call_id", "prompt_token_count", b"prompt_token_count", "prompt_token_ids", b"prompt_token_ids", "response_logprobs", b"response_logprobs", "response_token_count", b"response_token_count", "response_token_ids", b"response_token_ids", "role", b"role", "sampling", b"sampling", "shared_token_count", b"shared_token_count", "start_time", b"start_time", "weight_versions", b"weight_versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sampling", b"asked_sampling", "call_id", b"call_id", "delivered", b"delivered", "delivery", b"delivery", "dialect", b"dialect", "engine", b"engine", "engine_duration", b"engine_duration", "finish_reason", b"finish_reason", "hold_duration", b"hold_duration", "ignored_fields", b"ignored_fields", "matched_stop", b"matched_stop", "mode", b"mode", "model", b"model", "packed", b"packed", "parent_call_id", b"parent_call_id", "prompt_token_count", b"prompt_token_count", "prompt_token_ids", b"prompt_token_ids", "response_logprobs", b"response_logprobs", "response_token_count", b"response_token_count", "response_token_ids", b"response_token_ids", "role", b"role", "sampling", b"sampling", "shared_token_count", b"shared_token_count", "start_time", b"start_time", "weight_versions", b"weight_versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

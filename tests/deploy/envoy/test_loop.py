@@ -63,6 +63,20 @@ async def test_what_is_recorded_is_what_was_rendered_and_sampled(whole: System) 
     assert "0.1" in first.asked_sampling
 
 
+async def test_what_was_ignored_of_a_request_is_read_in_the_record(whole: System) -> None:
+    await whole.gateway.create_run("ignored")
+    await whole.gateway.create_rollout("ignored-1", "ignored")
+    whole.engine.reply = lambda _: Reply(ids("Hi" + END))
+    turn = {**HELLO, "foo": "SEEN"}
+    async with httpx.AsyncClient(timeout=60) as client:
+        url = whole.openai("ignored-1") + "/chat/completions"
+        answer = await client.post(url, json={**BODY, "messages": [turn], "foo": 1, "user": "u"})
+        assert answer.status_code == 200, answer.text
+    (call,) = await calls(whole, "ignored-1", 1)
+    assert list(call.ignored_fields) == ["foo", "messages.foo"]
+    assert list(call.prompt_token_ids) == ids(PROMPT)
+
+
 async def test_second_turn_extends_the_first_token_by_token(whole: System) -> None:
     await whole.gateway.create_run("turns")
     await whole.gateway.create_rollout("turns-1", "turns")
