@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 PAGE = 100
 """Rollouts read at once, which is all that a watcher holds."""
+PAUSE = 1.0
+"""Seconds before it is looked again which runs changed, where that could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +99,9 @@ class Feed:
             latest = self._latest
             try:
                 touched, upto = await self._store.read(partial(rollouts.touched, after=self._upto))
-            except ShuttingDownError:
-                return
-            except Exception:
-                log.exception("which runs changed is not known; looking again")
-                await asyncio.sleep(1)
+            except Exception as error:  # also a store that is away for a while: without this task watchers hear nothing
+                log.warning("which runs changed is not known; looking again: %s", error)
+                await asyncio.sleep(PAUSE)
                 continue
             self._upto = max(upto, latest)  # a commit during the query is for the next one
             for run_id, change in (*touched.items(), (None, self._upto)):
