@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 log = logging.getLogger(__name__)
-AGAIN = 5.0
-"""Seconds after which what still runs is cancelled again. Longer than any of our tasks takes to tidy up."""
+AGAIN = 60.0
+"""Seconds after which what still runs is cancelled again: longer than any of our tasks takes to tidy up, which a second
+cancellation would cut. The longest is a job that is given 30 s to end."""
 
 
 async def end(*tasks: "asyncio.Future[Any]", again: float = AGAIN) -> None:
