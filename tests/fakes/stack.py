@@ -163,12 +163,10 @@ async def _port(client: httpx.AsyncClient, admin_file: Path, process: Process) -
     while True:
         assert process.returncode is None, "Envoy ended: see envoy.log"
         if admin := _text(admin_file):
-            try:
+            with contextlib.suppress(httpx.TransportError):
                 listeners = await client.get(f"http://{admin}/listeners?format=json")
-            except httpx.TransportError:
-                continue
-            if port := listening_port(listeners.text):
-                return port
+                if port := listening_port(listeners.text):
+                    return port
         await asyncio.sleep(0.02)
 
 

@@ -1,6 +1,7 @@
 """Retries of a harness at the real gateway: they join or get the record; siblings are kept; what is left is ended."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,16 @@ async def leave(caller: "asyncio.Task[str]") -> None:
     """The caller's connection breaks."""
     caller.cancel()
     await asyncio.wait([caller])
+
+
+@pytest.fixture
+async def patient(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[RunningGateway]:
+    """As `ready`, where a generation that was left waits for a retry as long as a slow machine takes."""
+    async with running_gateway(tmp_path, retry_grace=60.0) as running:
+        await running.create_run("r")
+        await running.register_model(engine.url)
+        await running.create_rollout("a")
+        yield running
 
 
 async def test_equal_bodies_are_siblings_while_open_and_when_delivered(ready: RunningGateway) -> None:
@@ -136,22 +147,22 @@ async def test_two_requests_for_one_lost_reply_are_a_retry_and_a_sibling(ready: 
 
 
 async def test_a_retry_joins_the_running_generation_after_the_connection_broke(
-    ready: RunningGateway, engine: FakeEngine
+    patient: RunningGateway, engine: FakeEngine
 ) -> None:
     gate = asyncio.Event()
     engine.reply = lambda ids: Reply([5], gates={0: gate})
-    cut = asyncio.create_task(ask(ready, "r1"))
+    cut = asyncio.create_task(ask(patient, "r1"))
     await engine.wait_received("/generate")
     await leave(cut)
-    again = asyncio.create_task(ask(ready, "r2", retry=True))
-    marked = asyncio.create_task(ask(ready, "r3", retry=True))
-    sibling = asyncio.create_task(ask(ready, "r4", body=b"other"))
+    again = asyncio.create_task(ask(patient, "r2", retry=True))
+    marked = asyncio.create_task(ask(patient, "r3", retry=True))
+    sibling = asyncio.create_task(ask(patient, "r4", body=b"other"))
     await engine.wait_received("/generate", 2)
     gate.set()
     assert await again == await marked != await sibling
-    assert len(engine.requests("/generate")) == len(await recorded(ready)) == 2
+    assert len(engine.requests("/generate")) == len(await recorded(patient)) == 2
     assert not engine.requests("/abort_request")
-    assert await ask(ready, "r2", retry=True) == await again, "known by its own id too"
+    assert await ask(patient, "r2", retry=True) == await again, "known by its own id too"
 
 
 async def test_an_open_call_has_a_sibling_but_is_joined_by_a_retry(ready: RunningGateway, engine: FakeEngine) -> None:
