@@ -58,5 +58,8 @@ class Backend(Protocol):
     def lost(self, error: DBAPIError) -> bool:
         """Whether the database cannot be reached, so that what was begun may or may not have been carried out."""
 
+    def cut(self) -> None:
+        """End what waits for a database that does not answer, with an error, from any thread; nothing is begun anew."""
+
     def close(self) -> None:
         """Let go of everything."""

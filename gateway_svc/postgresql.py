@@ -19,12 +19,15 @@ from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from gateway_svc.backend import Near, Numbers
+from gateway_svc.connections import NETWORK, SILENCE, Lines, connected
 
 log = logging.getLogger(__name__)
 
 CHANNEL = "whippletree_commits"
 POLL = 1.0
 """Seconds after which the counters are read although nobody told anything."""
+PATIENCE = 10.0
+"""Seconds for one answer to whoever follows."""
 _COUNTERS = "SELECT change, sequence, catalog FROM counters"
 _MIGRATING = "SELECT pg_advisory_xact_lock(4775813)"
 
@@ -40,6 +43,7 @@ class Postgresql:
         self.url = conninfo(url)
         self.writer = _engine(url, 1, "READ COMMITTED", f"-c synchronous_commit={commit}")
         self.reader = _engine(url, readers, "REPEATABLE READ", "-c default_transaction_read_only=on")
+        self._lines = Lines(self.writer), Lines(self.reader)
 
     def prepare(self, connection: Connection) -> None:
         """Replicas that start together migrate one after the other."""
@@ -64,10 +68,11 @@ class Postgresql:
                 await asyncio.sleep(POLL)
 
     async def _listen(self, committed: Callable[[Numbers], None]) -> None:
-        async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
+        async with await connected(self.url, "whippletree-commits") as connection:
             await connection.execute(f"LISTEN {CHANNEL}")
             while True:
-                row = await (await connection.execute(_COUNTERS)).fetchone()
+                async with asyncio.timeout(PATIENCE):
+                    row = await (await connection.execute(_COUNTERS)).fetchone()
                 assert row is not None, "the migration makes the row"
                 committed(_numbers(row))
                 async for told in connection.notifies(timeout=POLL):
@@ -78,6 +83,11 @@ class Postgresql:
         state = getattr(error.orig, "sqlstate", None) or "08"
         broken = isinstance(error, OperationalError | InterfaceError) and state.startswith(("08", "57P"))
         return error.connection_invalidated or broken  # not a full disk, say: that is an answer
+
+    def cut(self) -> None:
+        """Break all connections of threads; new ones are refused."""
+        for lines in self._lines:
+            lines.cut()
 
     def close(self) -> None:
         """Close all connections."""
@@ -103,5 +113,5 @@ def _engine(url: str, size: int, isolation: str, options: str) -> Engine:
         max_overflow=2,
         pool_pre_ping=True,
         isolation_level=isolation,
-        connect_args={"options": options, "connect_timeout": 10, "application_name": "whippletree"},
+        connect_args={**NETWORK, "options": f"{SILENCE} {options}", "application_name": "whippletree"},
     )

@@ -23,8 +23,9 @@ from typing import Any, Self
 import psycopg
 
 from gateway_svc import retry
+from gateway_svc.connections import Dispensable, connected
 from gateway_svc.flights import Flight
-from gateway_svc.shared_leases import connected, number
+from gateway_svc.shared_leases import number
 from whippletree import tasks
 from whippletree.errors import ShuttingDownError
 
@@ -35,6 +36,8 @@ POLL = 1.0
 """Seconds after which everything is looked at although nobody told anything."""
 PATIENCE = 10.0
 """Seconds for one answer of the database."""
+STOPPING = 1.0
+"""Seconds at a stop for telling other replicas what has ended; they would find out by themselves."""
 _MAKING = 4775814
 _TABLE = """CREATE UNLOGGED TABLE IF NOT EXISTS flights (
     flight bigint PRIMARY KEY,
@@ -78,7 +81,7 @@ class SharedFlights:
         self._url, self._replica = url, secrets.randbits(62)
         self._alive = asyncio.Event()
         self._ended: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
-        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._connection: Dispensable | None = None
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
@@ -90,9 +93,10 @@ class SharedFlights:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         assert self._running is not None
-        await tasks.end(self._running)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=STOPPING)
+        await tasks.end(*self._tasks, self._running)
         if self._connection is not None:
             await self._connection.close()
 
@@ -128,7 +132,7 @@ class SharedFlights:
                 self._alive.clear()
             await asyncio.sleep(POLL)
 
-    async def _prepare(self, connection: "psycopg.AsyncConnection[Any]") -> None:
+    async def _prepare(self, connection: Dispensable) -> None:
         """The table, without rows of dead replicas, and its function; the lock that shows life; ears."""
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
@@ -187,7 +191,7 @@ class SharedFlights:
             log.warning("other replicas are not told of a generation: %s", error)
 
     @asynccontextmanager
-    async def _statements(self) -> "AsyncIterator[psycopg.AsyncConnection[Any]]":
+    async def _statements(self) -> AsyncIterator[Dispensable]:
         """The one connection for statements, one user at a time; made anew after it broke or was left in the middle."""
         async with self._turn, asyncio.timeout(PATIENCE):
             if self._connection is None or self._connection.closed:
@@ -198,7 +202,7 @@ class SharedFlights:
                 await self._connection.close()
                 raise
 
-    async def _connect(self) -> "psycopg.AsyncConnection[Any]":
+    async def _connect(self) -> Dispensable:
         return await connected(self._url, "whippletree-flights")
 
 

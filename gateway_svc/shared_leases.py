@@ -15,10 +15,10 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
-from typing import Any
 
 import psycopg
 
+from gateway_svc.connections import Dispensable, connected
 from gateway_svc.leases import Told
 from whippletree import tasks
 from whippletree.errors import ShuttingDownError
@@ -33,7 +33,8 @@ ASKING = 0.1
 OBTAINING = 2.0
 """Seconds that a generation waits for a lease that nobody keeps from it; after that it counts as held."""
 PATIENCE = 10.0
-SILENCE = "-c tcp_keepalives_idle=15 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+TELLING = 1.0
+"""Seconds for what the others would find out by themselves."""
 _WAITING = """SELECT classid::bigint << 32 | objid::bigint FROM pg_locks
 WHERE locktype = 'advisory' AND objsubid = 1 AND NOT granted
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
@@ -80,8 +81,9 @@ class SharedLeases:
                         await _lock(connection, telling, key, interrupt)
                         yield
                 finally:
-                    with suppress(psycopg.Error):  # those that wait look by themselves too
-                        await telling.execute(f"NOTIFY {CHANNEL}")  # the lock has gone with its connection
+                    with suppress(psycopg.Error, TimeoutError):  # those that wait look by themselves too
+                        async with asyncio.timeout(TELLING):
+                            await telling.execute(f"NOTIFY {CHANNEL}")  # the lock has gone with its connection
         except psycopg.Error as error:
             raise ShuttingDownError("the store does not answer; repeat") from error
 
@@ -114,7 +116,7 @@ class SharedLeases:
         finally:
             await tasks.end(listening)
 
-    async def _turn(self, connection: "psycopg.AsyncConnection[Any]", told: Told) -> None:
+    async def _turn(self, connection: Dispensable, told: Told) -> None:
         """One look: give what others wait for and nothing is in flight of, take what is wanted and free."""
         rows = await (await connection.execute(_WAITING)).fetchall()
         asked = {signed(row[0]) for row in rows}
@@ -152,15 +154,8 @@ class SharedLeases:
                 log.warning("notifications of leases: %s", error)
             await asyncio.sleep(POLL)
 
-    async def _connect(self) -> "psycopg.AsyncConnection[Any]":
+    async def _connect(self) -> Dispensable:
         return await connected(self._url, "whippletree-leases")
-
-
-async def connected(url: str, name: str) -> "psycopg.AsyncConnection[Any]":
-    """A connection whose locks end soon after its replica is cut off; `name` shows in the server's list."""
-    return await psycopg.AsyncConnection.connect(
-        url, autocommit=True, options=SILENCE, connect_timeout=10, application_name=name
-    )
 
 
 def number(key: str) -> int:
@@ -174,24 +169,27 @@ def signed(value: int) -> int:
 
 
 async def _lock(
-    connection: "psycopg.AsyncConnection[Any]",
-    telling: "psycopg.AsyncConnection[Any]",
+    connection: Dispensable,
+    telling: Dispensable,
     key: str,
     interrupt: bool,
 ) -> None:
     """Wait for the exclusive lock, and remind those that have the lease meanwhile."""
-    reminding = asyncio.create_task(_remind(telling, key if interrupt else ""))
+    locked = asyncio.Event()
+    reminding = asyncio.create_task(_remind(telling, key if interrupt else "", locked))
     try:
         await connection.execute("SELECT pg_advisory_lock(%s)", (number(key),))
+        locked.set()
+        await asyncio.wait([reminding], timeout=TELLING)  # a statement that is cut would take `telling` along
     finally:
         await tasks.end(reminding)
 
 
-async def _remind(connection: "psycopg.AsyncConnection[Any]", interrupted: str) -> None:
+async def _remind(connection: Dispensable, interrupted: str, locked: asyncio.Event) -> None:
     """Say again and again that somebody waits, and which key is to be interrupted; empty = none."""
-    while True:
+    while not locked.is_set():
         await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, interrupted))
-        await asyncio.sleep(ASKING)
+        await _either(locked, ASKING)
 
 
 async def _either(event: asyncio.Event, seconds: float) -> None:

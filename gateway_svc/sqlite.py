@@ -44,6 +44,9 @@ class Sqlite:
         """A file does not go away."""
         return False
 
+    def cut(self) -> None:
+        """There is nobody who might not answer."""
+
     def close(self) -> None:
         """Close and unlock."""
         self._snapshots.close()

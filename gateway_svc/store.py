@@ -17,8 +17,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -29,6 +30,7 @@ from sqlalchemy.exc import DataError, DBAPIError
 
 from gateway_svc.backend import Backend, Numbers
 from gateway_svc.prepared import Prepared
+from gateway_svc.readers import Readers, joined
 from gateway_svc.schema import counters, facts
 from gateway_svc.sqlite import Sqlite
 from gateway_svc.types import Micros
@@ -44,6 +46,10 @@ SHARING = 0.01
 """Seconds of patience for what nobody notices: small beside a generation, and beside an agent's end."""
 FULL_PAUSE = 2.0
 """Seconds after which a caller that found no room may come again."""
+COMMITTING = 2.0
+"""Seconds at the close for what is queued, and for queries that run."""
+CUT = 1.0
+"""Seconds for threads to end after their connections were cut."""
 
 _IDENTITY = select(facts.c.text).where(facts.c.name == "store")
 _COUNTERS = select(counters.c.change, counters.c.sequence, counters.c.catalog)
@@ -108,8 +114,8 @@ class Store:
         self._jobs: queue.SimpleQueue[list[_Job[Any]] | None] = queue.SimpleQueue()
         self._gathered: list[_Job[Any]] = []
         self._sending: asyncio.TimerHandle | None = None
-        self._queued = 0
-        self._readers = ThreadPoolExecutor(readers, "store-reader")
+        self._pending: set[_Job[Any]] = set()
+        self._readers = Readers(readers)
         self._loop = asyncio.get_running_loop()
         self._on_commit: list[Callable[[int], None]] = []
         self._on_full: Callable[[], None] = lambda: None
@@ -163,7 +169,7 @@ class Store:
     @property
     def queued(self) -> int:
         """Operations that wait for their commit."""
-        return self._queued
+        return len(self._pending)
 
     @property
     def writable(self) -> bool:
@@ -207,7 +213,7 @@ class Store:
         """Run a query on one consistent snapshot that holds every acknowledged write."""
         if self._closed:
             raise ShuttingDownError("the gateway stops")
-        return await self._loop.run_in_executor(self._readers, self._read, query)
+        return await self._readers.run(partial(self._read, query))
 
     async def look(self, query: Callable[[Connection], T]) -> T:
         """As `read`, for a few rows found by their keys. In SQLite at once: asking a thread would take far longer."""
@@ -219,18 +225,36 @@ class Store:
             return query(connection)
 
     async def close(self) -> None:
-        """Commit what is queued, then close."""
+        """Commit what is queued, then close. What a database does not commit in time gets an error."""
         self._closed = True
         self._send()
         self._jobs.put(None)
+        self._readers.stop()
         if self._following is not None:
             await tasks.end(self._following)
-        await asyncio.to_thread(self._thread.join)
-        await asyncio.to_thread(self._readers.shutdown)
-        self._backend.close()
+        ended = await asyncio.to_thread(self._join, COMMITTING)
+        if not ended:
+            log.warning("the store does not answer: its connections are cut")
+            self._backend.cut()
+            ended = await asyncio.to_thread(self._join, CUT)
+        await asyncio.sleep(0)  # what the writer settled last comes before
+        unanswered = ShuttingDownError("the store did not answer; repeat")
+        for job in self._pending:
+            if not job.future.done():
+                job.future.set_exception(unanswered)
+        self._readers.abandon(unanswered)
+        if ended:
+            self._backend.close()
+        else:
+            log.error("the store is left as it is: it still does not answer")
+
+    def _join(self, seconds: float) -> bool:
+        """Wait until all threads have ended; False = some have not."""
+        deadline = time.monotonic() + seconds
+        return joined([self._thread], deadline) and self._readers.join(deadline)
 
     def _gather(self, job: _Job[Any], patience: float) -> None:
-        self._queued += 1
+        self._pending.add(job)
         self._gathered.append(job)
         if patience <= 0 or len(self._gathered) >= BATCH:
             self._send()
@@ -279,7 +303,8 @@ class Store:
                 if not batch:
                     continue
                 given = self._commit(connection, batch, given)
-                self._loop.call_soon_threadsafe(self._settle, batch, given)
+                with suppress(RuntimeError):  # the loop has ended: whoever waited was told by `close`
+                    self._loop.call_soon_threadsafe(self._settle, batch, given)
 
     def _take(self) -> tuple[list[_Job[Any]], bool]:
         """The first jobs, waited for, and all that are queued behind them; False = the store closes."""
@@ -332,7 +357,7 @@ class Store:
         return given
 
     def _settle(self, batch: Sequence[_Job[Any]], given: Numbers) -> None:
-        self._queued -= len(batch)
+        self._pending.difference_update(batch)
         for job in batch:
             if job.future.done():
                 continue

@@ -36,6 +36,20 @@ class Server:
     folder: Path
     process: "subprocess.Popen[bytes] | None" = None
 
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """All its processes stand still while the block runs: the kernel takes connections, nobody answers."""
+        assert self.process is not None
+        first = self.process.pid
+        try:
+            _signal(signal.SIGSTOP, first)
+            while _state(first) != "T":  # from then on it makes no more of the others
+                time.sleep(0.01)
+            _signal(signal.SIGSTOP, *_children(first))
+            yield
+        finally:
+            _signal(signal.SIGCONT, *_children(first), first)
+
     def url(self, name: str) -> str:
         """Where the gateway finds a database."""
         return f"postgresql+psycopg://postgres@/{name}?host={self.folder}"
@@ -121,6 +135,21 @@ def running() -> Iterator[Server]:
 def _name(key: str) -> str:
     """The database of a key."""
     return f"t{blake2b(key.encode(), digest_size=10).hexdigest()}"
+
+
+def _signal(number: int, *processes: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def _state(process: int) -> str:
+    """As the kernel shows it: T = stopped."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def _program(name: str) -> str:
