@@ -96,7 +96,7 @@ class SharedFlights:
         assert self._running is not None
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=STOPPING)
-        await tasks.end(*self._tasks, self._running)
+        await tasks.end(*self._tasks, self._running, again=STOPPING)
         if self._connection is not None:
             await self._connection.close()
 

@@ -231,7 +231,7 @@ class Store:
         self._jobs.put(None)
         self._readers.stop()
         if self._following is not None:
-            await tasks.end(self._following)
+            await tasks.end(self._following, again=CUT)
         ended = await asyncio.to_thread(self._join, COMMITTING)
         if not ended:
             log.warning("the store does not answer: its connections are cut")
