@@ -6,9 +6,11 @@ kernel answers for it, and a Unix socket has none; so an interrupted statement t
 the connections of a thread can be cut from outside.
 """
 
+import asyncio
 import os
 import socket
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 from weakref import WeakSet
 
@@ -47,6 +49,16 @@ async def connected(url: str, name: str) -> Dispensable:
     """A connection in autocommit; `name` shows in the server's list."""
     kwargs: dict[str, Any] = {**NETWORK, "options": SILENCE, "application_name": name}
     return await Dispensable.connect(url, autocommit=True, **kwargs)
+
+
+async def notices(connection: Dispensable, *, pause: float, patience: float) -> AsyncIterator[psycopg.Notify]:
+    """What the server tells, without end. Asks it every `pause` seconds whether it is there, for one that is not tells
+    nothing; an answer may take `patience` seconds. Raises psycopg.Error or TimeoutError where it is not."""
+    while True:
+        async for notice in connection.notifies(timeout=pause):
+            yield notice
+        async with asyncio.timeout(patience):
+            await connection.execute("SELECT 1")
 
 
 class Lines:

@@ -23,7 +23,7 @@ from typing import Any, Self
 import psycopg
 
 from gateway_svc import retry
-from gateway_svc.connections import Dispensable, connected
+from gateway_svc.connections import Dispensable, connected, notices
 from gateway_svc.flights import Flight
 from gateway_svc.shared_leases import number
 from whippletree import tasks
@@ -121,9 +121,10 @@ class SharedFlights:
         while True:
             try:
                 async with await self._connect() as connection:
-                    await self._prepare(connection)
+                    async with asyncio.timeout(PATIENCE):
+                        await self._prepare(connection)
                     self._alive.set()
-                    async for told in connection.notifies():
+                    async for told in notices(connection, pause=POLL, patience=PATIENCE):
                         if (event := self._ended.get(int(told.payload))) is not None:
                             event.set()
             except (psycopg.Error, OSError) as error:
@@ -139,7 +140,8 @@ class SharedFlights:
             await connection.execute(_TABLE)
             await connection.execute(_FUNCTION)
             await connection.execute(f"DELETE FROM flights WHERE NOT {_ALIVE}")
-        await connection.execute("SELECT pg_advisory_lock(%s)", (self._replica,))
+        # Shared: where a connection has vanished the server keeps its lock for a while, beside which the new one lives.
+        await connection.execute("SELECT pg_advisory_lock_shared(%s)", (self._replica,))
         await connection.execute(f"LISTEN {CHANNEL}")
 
     async def _claim(self, flight: Flight, row: "_Row") -> None:

@@ -18,7 +18,7 @@ from hashlib import blake2b
 
 import psycopg
 
-from gateway_svc.connections import Dispensable, connected
+from gateway_svc.connections import Dispensable, connected, notices
 from gateway_svc.leases import Told
 from whippletree import tasks
 from whippletree.errors import ShuttingDownError
@@ -145,8 +145,9 @@ class SharedLeases:
         while True:
             try:
                 async with await self._connect() as connection:
-                    await connection.execute(f"LISTEN {CHANNEL}")
-                    async for notice in connection.notifies():
+                    async with asyncio.timeout(PATIENCE):
+                        await connection.execute(f"LISTEN {CHANNEL}")
+                    async for notice in notices(connection, pause=POLL, patience=PATIENCE):
                         if notice.payload:
                             self._interrupts.add(notice.payload)
                         self._work.set()

@@ -54,6 +54,11 @@ class Server:
         """Where the gateway finds a database."""
         return f"postgresql+psycopg://postgres@/{name}?host={self.folder}"
 
+    @property
+    def socket(self) -> str:
+        """Path of its Unix socket."""
+        return str(self.folder / ".s.PGSQL.5432")
+
     def database(self, key: str) -> str:
         """URL of the database for this key, empty when it is asked for first, its schema up to date."""
         name = _name(key)

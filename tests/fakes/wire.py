@@ -1,6 +1,7 @@
-"""A TCP wire between two parts that a test can cut or stop: what comes back is lost after so many bytes, or waits.
+"""A TCP wire between two parts that a test can cut or stop: what comes back is lost after so many bytes, or waits, or
+connections vanish: nothing comes through any more, not even their end.
 
-In: the address behind it. Out: `address` to give to whoever calls. Example::
+In: the address behind it, or the path of a Unix socket. Out: `address` to give to whoever calls. Example::
 
     async with Wire("127.0.0.1:8080") as wire:
         wire.cut_after = 100  # the next answer ends, by a reset, after 100 bytes
@@ -16,8 +17,7 @@ class Wire:
     """One listening port of the loopback. `cut_after` counts from the start of a connection and holds for one cut."""
 
     def __init__(self, behind: str) -> None:
-        self._host, _, port = behind.rpartition(":")
-        self._port = int(port)
+        self._behind = behind
         self.cut_after: int | None = None
         self.cuts = 0
         self.open = asyncio.Event()
@@ -25,6 +25,8 @@ class Wire:
         self.open.set()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._passing = asyncio.Event()
+        self.swallow()
         self.address = ""
 
     async def __aenter__(self) -> Self:
@@ -40,6 +42,12 @@ class Wire:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
+    def swallow(self) -> None:
+        """Let nothing through on the connections that there are; new ones work."""
+        self._passing.clear()
+        self._passing = asyncio.Event()
+        self._passing.set()
+
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._pass(reader, writer))
         self._connections.add(task)
@@ -48,12 +56,13 @@ class Wire:
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Both directions, until one side ends or the wire is cut; then both sides are reset."""
         try:
-            answers, behind = await asyncio.open_connection(self._host, self._port)
+            answers, behind = await self._open()
         except OSError:
             writer.transport.abort()
             return
-        there = asyncio.create_task(self._forward(reader, behind))
-        back = asyncio.create_task(self._back(answers, writer))
+        passing = self._passing
+        there = asyncio.create_task(self._forward(reader, behind, passing))
+        back = asyncio.create_task(self._back(answers, writer, passing))
         try:
             await asyncio.wait([there, back], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -63,14 +72,22 @@ class Wire:
             writer.transport.abort()
             behind.transport.abort()
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(CHUNK):
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._behind.startswith("/"):
+            return await asyncio.open_unix_connection(self._behind)
+        host, _, port = self._behind.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
+
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: asyncio.Event
+    ) -> None:
+        while data := await _read(reader, passing):
             writer.write(data)
             await writer.drain()
 
-    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: asyncio.Event) -> None:
         passed = 0
-        while data := await reader.read(CHUNK):
+        while data := await _read(reader, passing):
             await self.open.wait()
             if self.cut_after is not None and passed + len(data) > self.cut_after:
                 writer.write(data[: self.cut_after - passed])
@@ -81,3 +98,10 @@ class Wire:
             writer.write(data)
             await writer.drain()
             passed += len(data)
+
+
+async def _read(reader: asyncio.StreamReader, passing: asyncio.Event) -> bytes:
+    """What came, empty at the end; without end on a connection that has vanished."""
+    data = await reader.read(CHUNK)
+    await passing.wait()
+    return data
