@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 CHANNEL = "whippletree_flights"
 POLL = 1.0
 """Seconds after which everything is looked at although nobody told anything."""
-PATIENCE = 10.0
+PATIENCE = 7.0
 """Seconds for one answer of the database."""
 STOPPING = 1.0
 """Seconds at a stop for telling other replicas what has ended; they would find out by themselves."""

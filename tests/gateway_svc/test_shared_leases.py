@@ -6,9 +6,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from gateway_svc import shared_leases
+from gateway_svc.connections import CANCELLING
 from gateway_svc.leases import Told
 from gateway_svc.postgresql import conninfo
 from gateway_svc.shared_leases import SharedLeases
+from tests.fakes import postgresql
 from tests.fakes.gateway import record_of
 
 DATABASES = ("postgresql",)
@@ -56,6 +59,35 @@ async def test_what_is_in_flight_when_leases_are_lost_is_interrupted(tmp_path: P
             await connection.execute(CUT)
         await interrupted.wait()
         while not leases.have(["runs/r"]):  # and they come again
+            await leases.obtain(["runs/r"])
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def test_leases_are_given_up_as_soon_as_the_documentation_says() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    assert "gives them up within 10 seconds" in guide
+    assert shared_leases.POLL + shared_leases.PATIENCE + CANCELLING < 10
+
+
+async def test_a_replica_whose_server_is_silent_gives_its_leases_up(tmp_path: Path, server: postgresql.Server) -> None:
+    interrupted = asyncio.Event()
+
+    async def read_again() -> None:
+        pass
+
+    leases = SharedLeases(conninfo(str(record_of(tmp_path))))
+    told = Told(
+        in_flight=lambda _: 1, interrupt=lambda _: interrupted.set(), changed=lambda: None, read_again=read_again
+    )
+    running = asyncio.create_task(leases.run(told))
+    async with asyncio.timeout(60):
+        while not leases.have(["runs/r"]):
+            await leases.obtain(["runs/r"])
+        with server.silent():
+            await interrupted.wait()
+            assert not leases.have(["runs/r"])
+        while not leases.have(["runs/r"]):
             await leases.obtain(["runs/r"])
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
