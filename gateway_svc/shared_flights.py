@@ -4,7 +4,8 @@ another replica waits for the one that runs, instead of sampling again.
 In: flights of this replica (`flights.py`). Out: `claimed`, inside which no other replica runs what this one repeats or
 retries, and whatever one ran is recorded or gone. Every flight is a row of the table `flights`, from before its engine
 is asked until it has ended; a row whose `joins` is set waits for another row to go. Of equal ones that come at the same
-moment one runs: claims of one place are made one after the other.
+moment one runs: claims of one place are made one after the other, each up to its choice. So what is chosen runs, and
+never waits for anything itself: waits form no chains, which could become cycles.
 
 The table is no part of the record: it is unlogged, and replicas make it. Rows count only while their replica
 lives, which an advisory lock on a connection of its own shows: a killed replica's lock goes with its connections, and
@@ -64,10 +65,15 @@ BEGIN
     ON CONFLICT (flight) DO UPDATE SET joins = NULL;
     RETURN QUERY SELECT flights.flight, flights.idempotency_key, flights.request_id, flights.abandoned FROM flights
     WHERE place = at AND flights.flight <> own AND joins IS NULL AND {_ALIVE} ORDER BY number DESC;
+    IF FOUND THEN
+        PERFORM pg_advisory_lock(lock);
+    END IF;
 END $$"""
+"""Where there is something to choose the place stays locked until `_CHOSEN`, or until the connection ends."""
 _CLAIM = "SELECT flight, idempotency_key, request_id, abandoned FROM claim_flight(%s, %s, %s, %s, %s, %s)"
 _RUNS = f"SELECT 1 FROM flights WHERE flight = %s AND {_ALIVE}"
 _JOIN = "UPDATE flights SET joins = %s WHERE flight = %s"
+_CHOSEN = "SELECT pg_advisory_unlock(%s)"
 _WANTED = f"SELECT 1 FROM flights WHERE joins = %s AND {_ALIVE}"
 _LEFT = "UPDATE flights SET abandoned = %s WHERE flight = %s"
 _END = """WITH gone AS (DELETE FROM flights WHERE flight = %s RETURNING flight)
@@ -155,12 +161,15 @@ class SharedFlights:
         """The row whose end this flight must await; without one, its own row says that it runs."""
         ask, place = flight.ask, _place(flight)
         key, request_id = ask.repeat.key if ask.repeat else "", ask.once.request_id if ask.once else ""
-        values = (row, self._replica, place, key, request_id, number(place.hex()))
+        lock = number(place.hex())
+        values = (row, self._replica, place, key, request_id, lock)
         async with self._statements() as connection:
             others = await (await connection.execute(_CLAIM, values)).fetchall()
             other = _chosen(flight, request_id, others)
             if other is not None:
                 await connection.execute(_JOIN, (other, row))
+            if others:
+                await connection.execute(_CHOSEN, (lock,))  # by itself: the join must be committed before
         return other
 
     async def _until_ended(self, other: int) -> None:

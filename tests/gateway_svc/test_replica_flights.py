@@ -7,13 +7,22 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from gateway_svc.flights import Flight
 from gateway_svc.postgresql import conninfo
+from gateway_svc.shared_flights import SharedFlights
+from gateway_svc.types import Ask, Mode, Once, RolloutId, Sampling
 from tests.fakes.engine import FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway, gateway_process, record_of, running_gateway
 from tests.gateway_svc.test_retries import ask, delivered, leave, recorded
 
 DATABASES = ("postgresql",)
 Pair = tuple[RunningGateway, RunningGateway]
+GATE = """CREATE FUNCTION pass_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NEW; END $$;
+CREATE TRIGGER gate BEFORE UPDATE OF joins ON flights FOR EACH ROW WHEN (NEW.joins IS NOT NULL)
+EXECUTE FUNCTION pass_gate()"""
+"""Whoever has found what to wait for stops before it says so."""
+WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
 @pytest.fixture
@@ -151,3 +160,52 @@ async def test_a_killed_replicas_generation_is_taken_over_by_who_waits_for_it(
         gate.set()
         assert len({*await asyncio.gather(*repeats)}) == 1
         assert len(await recorded(one)) == 1
+
+
+def repeated() -> Flight:
+    """A flight of one and the same request."""
+    ask = Ask(
+        rollout_id=RolloutId("a"),
+        attempt=1,
+        mode=Mode.TRAIN,
+        model="tiny",
+        prompt=b"",
+        sampling=Sampling(),
+        asked_sampling="",
+        dialect="",
+        choice_index=0,
+        once=Once(request_id="r", method="Generate", digest=b""),
+    )
+    return Flight(ask=ask, requests={})
+
+
+async def test_nobody_waits_for_one_that_is_about_to_wait(tmp_path: Path) -> None:
+    """A chain of waits can become a cycle: its first link ends, and its second finds the third to wait for."""
+
+    async def fly(shared: SharedFlights) -> None:
+        async with shared.claimed(repeated()):
+            pass
+
+    async def waiting(count: int) -> None:
+        while await (await direct.execute(WAITING)).fetchone() != (count,):
+            await asyncio.sleep(0.01)
+
+    where = conninfo(str(record_of(tmp_path)))
+    async with (
+        asyncio.timeout(60),
+        await psycopg.AsyncConnection.connect(where, autocommit=True) as direct,
+        SharedFlights(where) as first,
+        SharedFlights(where) as second,
+        SharedFlights(where) as third,
+        asyncio.TaskGroup() as others,
+        first.claimed(repeated()),
+    ):
+        await direct.execute(GATE)
+        await direct.execute("SELECT pg_advisory_lock(7)")
+        others.create_task(fly(second))
+        await waiting(1)
+        others.create_task(fly(third))
+        await waiting(2)
+        await direct.execute("SELECT pg_advisory_unlock(7)")
+        await rows(tmp_path, "joins IS NOT NULL", 2)
+        await rows(tmp_path, "joins IN (SELECT flight FROM flights WHERE joins IS NULL)", 2)
