@@ -33,6 +33,9 @@ NETWORK: dict[str, int] = {
 SILENCE = "-c tcp_keepalives_idle=15 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
 """The server gives a connection up, with its locks, after 30 seconds of silence."""
 
+UNANSWERED = "no answer in time"
+"""What logs say of a TimeoutError, which has no text of its own."""
+
 
 class Dispensable(psycopg.AsyncConnection[TupleRow]):
     """A connection that a cancelled or timed out statement ends: psycopg would wait up to 10 seconds for the server."""

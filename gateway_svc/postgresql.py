@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from gateway_svc.backend import Near, Numbers
-from gateway_svc.connections import NETWORK, SILENCE, Lines, connected
+from gateway_svc.connections import NETWORK, SILENCE, UNANSWERED, Lines, connected
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Postgresql:
             try:
                 await self._listen(committed)
             except (psycopg.Error, OSError) as error:
-                log.warning("the store's notifications: %s", error)
+                log.warning("the store's notifications: %s", str(error) or UNANSWERED)
                 await asyncio.sleep(POLL)
 
     async def _listen(self, committed: Callable[[Numbers], None]) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Self
 import psycopg
 
 from gateway_svc import retry
-from gateway_svc.connections import Dispensable, connected, notices
+from gateway_svc.connections import UNANSWERED, Dispensable, connected, notices
 from gateway_svc.flights import Flight
 from gateway_svc.shared_leases import number
 from whippletree import tasks
@@ -134,7 +134,7 @@ class SharedFlights:
                         if (event := self._ended.get(int(told.payload))) is not None:
                             event.set()
             except (psycopg.Error, OSError) as error:
-                log.warning("generations of other replicas are not known: %s", error)
+                log.warning("generations of other replicas are not known: %s", str(error) or UNANSWERED)
             finally:
                 self._alive.clear()
             await asyncio.sleep(POLL)
@@ -199,7 +199,7 @@ class SharedFlights:
         try:
             await self.fetch(query, *values)
         except (psycopg.Error, TimeoutError, OSError) as error:
-            log.warning("other replicas are not told of a generation: %s", error)
+            log.warning("other replicas are not told of a generation: %s", str(error) or UNANSWERED)
 
     @asynccontextmanager
     async def _statements(self) -> AsyncIterator[Dispensable]:

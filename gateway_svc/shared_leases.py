@@ -18,7 +18,7 @@ from hashlib import blake2b
 
 import psycopg
 
-from gateway_svc.connections import Dispensable, connected, notices
+from gateway_svc.connections import UNANSWERED, Dispensable, connected, notices
 from gateway_svc.leases import Told
 from whippletree import tasks
 from whippletree.errors import ShuttingDownError
@@ -105,7 +105,7 @@ class SharedLeases:
                             told.changed()
                             await _either(self._work, POLL if self._locked <= self._held else ASKING)
                 except (psycopg.Error, ShuttingDownError, OSError) as error:
-                    log.warning("leases are given up until the store answers: %s", error)
+                    log.warning("leases are given up until the store answers: %s", str(error) or UNANSWERED)
                 except Exception:  # whatever it was: without this task every generation would be held for ever
                     log.exception("leases are given up for a moment")
                 finally:
@@ -154,7 +154,7 @@ class SharedLeases:
                             self._interrupts.add(notice.payload)
                         self._work.set()
             except (psycopg.Error, OSError) as error:
-                log.warning("notifications of leases: %s", error)
+                log.warning("notifications of leases: %s", str(error) or UNANSWERED)
             await asyncio.sleep(POLL)
 
     async def _connect(self) -> Dispensable:
