@@ -20,6 +20,7 @@ import socket
 import stat
 import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from child import become  # type: ignore[import-not-found]  # beside this file, 
 
 MARKER = "WHIPPLETREE_WORKDIR"
 """In the environment of every process of an attempt: its own folder."""
+PAUSE, LONGEST_PAUSE, LOOKING = 0.05, 1.0, 60.0
+"""Seconds between looks at orphans that do not say yet whose they are, at first and at most; and for how long."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -42,6 +45,9 @@ class ForkServer:
         self.folders: dict[int, str] = {}
         self.ended: deque[int] = deque(maxlen=4096)
         self.closing = False
+        self.look_again: float | None = None
+        """Seconds after which orphans are looked at again; None = all are known."""
+        self.looking_until = 0.0
         self.imported_environment: dict[str, str] = {}
         """Variables that the preload set: importing the same modules in the program would have set them."""
         self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -66,7 +72,9 @@ class ForkServer:
                 self.obey(json.loads(line))
             self.reap()
             control = self.control.fileno()
-            ready, _, _ = select.select([control, self.wake_read], [], [])
+            ready, _, _ = select.select([control, self.wake_read], [], [], self.look_again)
+            if not ready:
+                self.sweep()
             if self.wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self.wake_read, 4096)
@@ -115,26 +123,40 @@ class ForkServer:
             if pid in self.keys:
                 kill_group(pid, signal.SIGKILL)
             _, status, usage = os.wait4(pid, 0)
-            if (key := self.keys.pop(pid, None)) is not None:
+            key = self.keys.pop(pid, None)
+            if key is not None:
                 del self.pids[key], self.folders[pid]
                 self.ended.append(pid)
-                self.sweep()
+                self.looking_until = time.monotonic() + LOOKING
+            self.look_again = None
+            self.sweep()  # an orphan's end, too: its own children come here
+            if key is not None:
                 self.send(exited={"key": key, "status": status, "cpu": usage.ru_utime + usage.ru_stime})
 
     def sweep(self) -> None:
-        """Kill orphans of attempts that have ended; their own children come here in turn and are swept by their end."""
+        """Kill orphans of attempts that have ended. One that just becomes another program has no environment for a
+        moment, so those without are looked at again."""
+        unknown = False
         for pid in set(children()) - self.keys.keys():
-            if self.doomed(pid):
+            doomed = self.doomed(pid)
+            if doomed:
                 kill_one(pid)
+            unknown = unknown or doomed is None
+        if unknown and time.monotonic() < self.looking_until:
+            self.look_again = PAUSE if self.look_again is None else min(2 * self.look_again, LONGEST_PAUSE)
+        else:
+            self.look_again = None
 
-    def doomed(self, pid: int) -> bool:
-        """Whether an orphan belongs to no attempt that still runs."""
+    def doomed(self, pid: int) -> bool | None:
+        """Whether an orphan belongs to no attempt that still runs; None = it does not say whose it is."""
         session, folder = identity(pid)
         if not self.keys:
             return True
         if session in self.keys or folder in self.folders.values():
             return False
-        return session in self.ended or folder not in ("", os.environ.get(MARKER, ""))
+        if session in self.ended:
+            return True
+        return folder != os.environ.get(MARKER, "") if folder else None
 
     def end_all(self) -> None:
         """Kill every process that came from here, also what appears meanwhile."""

@@ -42,6 +42,25 @@ async def test_whatever_an_agent_leaves_behind_ends_with_it(tmp_path: Path) -> N
         assert len(list(marked(tmp_path / "w/attempts/stays.1"))) == 1
 
 
+NESTED = "setsid sh -c 'setsid sh -c \"echo \\$\\$ > pid; exec sleep 1000\" & exec sleep 1000' &"
+"""A child in a session of its own, which has one in another."""
+LATE = (
+    "env -i setsid sh -c 'echo $$ > pid; sleep 0.5; exec env WHIPPLETREE_WORKDIR=\"$0\" sleep 1000'"
+    ' "$WHIPPLETREE_WORKDIR" &'
+)
+"""A child that does not say whose it is until the agent has ended, as one that becomes another program just then."""
+
+
+@pytest.mark.parametrize("left", [NESTED, LATE], ids=["nested", "late"])
+async def test_what_is_left_behind_ends_also_where_it_is_not_known_at_once(left: str, tmp_path: Path) -> None:
+    pid = tmp_path / "w/attempts/r.1/work/pid"
+    async with bench(tmp_path / "w") as runner:
+        assert await runner.runner.launch(rollout("stays", command("sleep", "1000")), 1, "") is None
+        await runner.run("r", command("sh", "-c", f"{left} until [ -s pid ]; do sleep 0.01; done"))
+        await until(lambda: not alive(int(pid.read_text())), "the end of what was left behind")
+        assert len(list(marked(tmp_path / "w/attempts/stays.1"))) == 1
+
+
 async def test_a_signal_reaches_the_whole_group(tmp_path: Path) -> None:
     async with bench(tmp_path / "w") as runner:
         task = command("sh", "-c", "trap 'echo asked; exit 5' TERM; sleep 1000 & echo up; wait")
