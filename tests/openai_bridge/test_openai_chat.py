@@ -110,6 +110,7 @@ def test_tool_arguments_that_cannot_be_written_again_are_refused() -> None:
 
 def test_the_newer_limit_wins() -> None:
     assert understood(max_tokens=5).sampling.max_tokens == 5
+    assert understood(max_completion_tokens=8).sampling.max_tokens == 8
     assert understood(max_tokens=5, max_completion_tokens=8).sampling.max_tokens == 8
     assert understood(max_tokens=10**12).sampling.max_tokens == 2**31 - 1
     assert understood().sampling.max_tokens is None
