@@ -217,12 +217,14 @@ async def listening(
         port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: the port is taken or the address is not ours") from error
-    await server.start()
-    for name in ("", *names):
-        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    starting = asyncio.ensure_future(server.start())  # cut in the middle, it leaves a server that fails at its stop
     try:
+        await asyncio.shield(starting)
+        for name in ("", *names):
+            await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
         yield port
     finally:
+        await starting
         await checks.enter_graceful_shutdown()
         await calls.end(notice=notice, grace=grace, drain=drain, cut=cut, haste=haste or asyncio.Event())
         await server.stop(WRITING)

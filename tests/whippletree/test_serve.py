@@ -1,5 +1,7 @@
-"""A real server, asked by raw bytes."""
+"""A real server, asked by raw bytes, and cut at its start."""
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -60,3 +62,27 @@ async def test_large_headers_pass_as_far_as_the_front_door_lets_them(channel: gr
     stub: rollout_pb2_grpc.RolloutServiceAsyncStub = rollout_pb2_grpc.RolloutServiceStub(channel)
     answer = await stub.GetRollout(rollout_pb2.GetRolloutRequest(name="a"), metadata=(("cookie", "x" * 60_000),))
     assert answer.rollout.name == "a"
+
+
+async def serve_for_ever() -> None:
+    async with listening([], "127.0.0.1:0"):
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_a_server_that_is_cut_while_it_starts_stops_without_a_word(
+    steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.get_running_loop()
+    unhandled: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unhandled.append(context))
+    task = asyncio.create_task(serve_for_ever())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert unhandled == []
