@@ -14,7 +14,7 @@ of the engine (`benchmarks/engine.py`, which answers at once with 128 tokens of 
 - added_p50_ms: p50 with one client and 2 KB, less p50 of the engine asked directly, by turns in the same run.
 - p99_over_p50: at 64 clients, 2 KB.
 - floor_per_cpu_s: calls of 2 KB to a servicer behind Envoy that does nothing (`benchmarks/bare.py`): the most that any
-  gRPC servicer in Python could reach here and now. Envoy checks the token there too, the servicer does not.
+  servicer in Python could reach here and now. Envoy checks the token there too, the servicer does not.
 - reader_slowdown: chat rate with a program that reads all tokens of long rollouts over and over, over the rate without.
 - inflight_2000: the longest time from the last start to the last end of 2,000 calls of 6 s, over 6 s; they start within
   5 s, so that all are under way at once.
@@ -226,10 +226,10 @@ async def floor(bench: Bench) -> None:
             insecure_dev=bench.layout.insecure_dev,
         )
     )
-    at = f"{plan.HOST}:{layout.ports.bridge}"
+    at, http = (f"{plan.HOST}:{port}" for port in (layout.ports.bridge, layout.ports.bridge_http))
     bare = Part(
         name="bare",
-        command=(sys.executable, "-m", "benchmarks.bare", "--listen", at),
+        command=(sys.executable, "-m", "benchmarks.bare", "--listen", at, "--http", http),
         ready=GrpcHealth(address=at),
         address=at,
         port_setting="",

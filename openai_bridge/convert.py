@@ -86,7 +86,7 @@ def keeps_alive(headers: Iterable[tuple[str, str | bytes]]) -> bool:
 
 
 def http_body(part: Part) -> httpbody_pb2.HttpBody:
-    """Bytes for Envoy's transcoder."""
+    """Bytes of an answer."""
     return httpbody_pb2.HttpBody(content_type=part.content_type, data=part.data)
 
 

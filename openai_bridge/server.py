@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import grpc
 from whippletree.v1 import bridge_pb2_grpc
@@ -22,24 +23,43 @@ from openai_bridge.settings import BridgeSettings
 from openai_bridge.tokenizer_cache import Tokenizers
 from whippletree.channel import connect
 from whippletree.contract import public_services
+from whippletree.http_door import HttpDoor
 from whippletree.identity.guard import ByKeyOrToken, Guard
 from whippletree.identity.tokens import TokenVerifier
 from whippletree.serve import Offer, Service, listening
+from whippletree.settings import ServerTls
 from whippletree.stop import Signals
 from whippletree.telemetry import Telemetry, observing
+from whippletree.tls import server_context
+
+DIALECTS = ("whippletree.v1.AnthropicBridgeService", "whippletree.v1.OpenAIBridgeService")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Where a bridge listens."""
+
+    grpc: int
+    http: int
+
+    def line(self, listen: str, settings: BridgeSettings) -> str:
+        """What a process says once it serves."""
+        hosts = [address.rpartition(":")[0] for address in (listen, settings.http)]
+        return f"listening on {hosts[0]}:{self.grpc}, for plain HTTP on {hosts[1]}:{self.http}"
 
 
 async def serve(settings: BridgeSettings) -> None:
     """Serve until SIGTERM or SIGINT; says where on standard output."""
     signals = Signals.caught()
-    async with serving(settings, signals.haste) as port:
-        print(f"listening on {settings.listen.rpartition(':')[0]}:{port}", flush=True)
+    async with serving(settings, signals.haste) as ports:
+        print(ports.line(settings.listen, settings), flush=True)
         await signals.stop.wait()
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: BridgeSettings, haste: asyncio.Event | None = None) -> AsyncIterator[int]:
-    """A bridge while the block runs; yields its port. Its end: answers end, deliveries are reported, it closes."""
+async def serving(settings: BridgeSettings, haste: asyncio.Event | None = None) -> AsyncIterator[Ports]:
+    """A bridge while the block runs; yields its ports. Its end: answers end, deliveries are reported, it closes."""
+    http = door(settings, settings.tls)
     async with (
         observing("bridge", settings.metrics, settings.telemetry) as telemetry,
         connect(settings.gateway, settings.access) as channel,
@@ -55,9 +75,15 @@ async def serving(settings: BridgeSettings, haste: asyncio.Event | None = None) 
             layers=[telemetry.layer],
             guard=offer.guard,
             tls=settings.tls,
+            doors=[http],
         ) as port,
     ):
-        yield port
+        yield Ports(grpc=port, http=http.port)
+
+
+def door(settings: BridgeSettings, tls: ServerTls) -> HttpDoor:
+    """Where harnesses' calls come in. OSError where a certificate cannot be read."""
+    return HttpDoor(DIALECTS, settings.http, server_context(tls))
 
 
 @contextlib.asynccontextmanager
@@ -110,11 +136,11 @@ def _services(
     anthropic = AnthropicServicer(completions=completions, models=models, in_flight=in_flight)
     return [
         Service(
-            full_name="whippletree.v1.OpenAIBridgeService",
+            full_name=DIALECTS[1],
             register=lambda server: bridge_pb2_grpc.add_OpenAIBridgeServiceServicer_to_server(openai, server),
         ),
         Service(
-            full_name="whippletree.v1.AnthropicBridgeService",
+            full_name=DIALECTS[0],
             register=lambda server: bridge_pb2_grpc.add_AnthropicBridgeServiceServicer_to_server(anthropic, server),
         ),
     ]

@@ -1,9 +1,11 @@
 """Settings of the bridge: TOML < `BRIDGE_...` in the environment < argument."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from whippletree.settings import AccessSettings, ReplicaSettings, Section
+from whippletree.settings import AccessSettings, ReplicaSettings, Section, is_loopback
 
 
 class GenerationSettings(Section):
@@ -54,6 +56,9 @@ class BridgeSettings(ReplicaSettings):
 
     model_config = SettingsConfigDict(env_prefix="BRIDGE_")
 
+    http: str = "127.0.0.1:0"
+    """`host:port` of plain HTTP/1.1, to which Envoy sends harnesses' calls; `listen` has the same rpcs over gRPC.
+    Port 0 = any free one, printed at start."""
     gateway: str = "127.0.0.1:7010"
     """host:port of the gateway."""
     access: AccessSettings = AccessSettings()
@@ -66,3 +71,9 @@ class BridgeSettings(ReplicaSettings):
     limits: LimitSettings = LimitSettings()
     stream: StreamSettings = StreamSettings()
     delivery: DeliverySettings = DeliverySettings()
+
+    @model_validator(mode="after")
+    def _http_only_on_loopback(self) -> Self:
+        if self.insecure_dev and not is_loopback(self.http):
+            raise ValueError(f"insecure_dev: without keys only the loopback may be served, not {self.http}")
+        return self

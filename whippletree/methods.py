@@ -54,6 +54,10 @@ class Methods(grpc.GenericRpcHandler):
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         """Called by the generated code with the same methods in an older form."""
 
+    def find(self, path: str) -> Handler:
+        """The method `/package.Service/Method`, in its layers. KeyError."""
+        return self._by_path[path]
+
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
         """Called by the server at every call; None = there is no such method."""
         return self._by_path.get(handler_call_details.method)

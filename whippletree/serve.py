@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -50,6 +50,19 @@ class Service:
 
     full_name: str
     register: Callable[[grpc.aio.Server], None]
+
+
+class Door(Protocol):
+    """Another way in to a server's methods, open while the server is; see `http_door.py`."""
+
+    async def open(self, methods: Methods) -> None:
+        """Let calls in. OSError where its address is in use."""
+
+    def leave(self) -> None:
+        """The server begins to stop: callers are to look for another one after their present calls."""
+
+    async def close(self) -> None:
+        """Let nobody in; what is being written may end."""
 
 
 STOPS = ShuttingDownError("the service stops")
@@ -191,6 +204,7 @@ async def listening(
     layers: Sequence[Layer] = (),
     guard: Guard | None = None,
     tls: ServerTls | None = None,
+    doors: Sequence[Door] = (),
 ) -> AsyncIterator[int]:
     """Serve on `host:port` (port 0 = any free one) while the block runs; yields the port. OSError where it is taken.
 
@@ -198,7 +212,8 @@ async def listening(
     `reflected` names services of other servers that this one describes too: reflection asked at a front door that
     routes to several servers has to know them all. Their generated modules must be imported. `checks` is the health
     that is served, for a service that has more to say there than that it serves. `layers`, the outermost first, lie
-    around the one that maps errors, `guard` within it: who may call; None = everybody.
+    around the one that maps errors, `guard` within it: who may call; None = everybody. `doors` are other ways in to the
+    same methods.
     """
     calls = Calls()
     server = grpc.aio.server(options=OPTIONS)
@@ -222,9 +237,13 @@ async def listening(
         await asyncio.shield(starting)
         for name in ("", *names):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        for door in doors:
+            await door.open(methods)
         yield port
     finally:
         await starting
         await checks.enter_graceful_shutdown()
+        for door in doors:
+            door.leave()
         await calls.end(notice=notice, grace=grace, drain=drain, cut=cut, haste=haste or asyncio.Event())
-        await server.stop(WRITING)
+        await asyncio.gather(server.stop(WRITING), *(door.close() for door in doors))

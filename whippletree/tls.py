@@ -1,5 +1,6 @@
-"""Certificates from files to gRPC's credentials, for servers and for clients."""
+"""Certificates from files to gRPC's credentials, for servers and for clients, and to contexts of Python's `ssl`."""
 
+import ssl
 from pathlib import Path
 
 import grpc
@@ -33,11 +34,47 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials | None:
     )
 
 
+def server_context(tls: ServerTls) -> ssl.SSLContext | None:
+    """The same for a server that is not gRPC's: its files are looked at again for every new connection. OSError."""
+    if tls.certificate is None:
+        return None
+    seen, made = _signature(tls), _context(tls)
+
+    def look(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context_of: ssl.SSLContext) -> None:
+        """Called at the beginning of every handshake."""
+        nonlocal seen, made
+        try:
+            now = _signature(tls)
+            if now != seen:
+                made, seen = _context(tls), now
+        except OSError:  # ssl.SSLError is one
+            pass  # half of a change; the next connection looks again
+        connection.context = made
+
+    first = _context(tls)
+    first.sni_callback = look
+    return first
+
+
 def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials | None:
     """Credentials of a client; None = no TLS. OSError."""
     if tls.authority is None:
         return None
     return grpc.ssl_channel_credentials(_bytes(tls.authority), _bytes(tls.key), _bytes(tls.certificate))
+
+
+def _context(tls: ServerTls) -> ssl.SSLContext:
+    assert tls.certificate is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+        if tls.client_authority is not None:
+            context.load_verify_locations(tls.client_authority)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:  # it names no file
+        files = ", ".join(str(file) for file in (tls.certificate, tls.key, tls.client_authority) if file is not None)
+        raise OSError(f"TLS cannot be had from {files}: {error}") from error
+    return context
 
 
 def _certificates(tls: ServerTls) -> grpc.ServerCertificateConfiguration:

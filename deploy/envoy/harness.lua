@@ -46,7 +46,7 @@ function envoy_on_request(handle)
     headers:remove("whippletree-rollout") -- the token says it, not the harness
   end
   if query ~= "" and SHAPES[dialect] ~= nil then
-    headers:replace(":path", path) -- to the transcoder it could say another rollout, attempt or mode than the path does
+    headers:replace(":path", path) -- the path alone says rollout, attempt and mode
   end
   if headers:get(":method") == "HEAD" then return end -- its answer must not get a body
   if SHAPES[dialect] ~= nil then handle:streamInfo():dynamicMetadata():set("whippletree", "dialect", dialect) end

@@ -19,6 +19,7 @@ from openai_bridge.dialects.dialect import Dialect
 from openai_bridge.in_flight import InFlight, Scope
 from openai_bridge.types import Caller, Part
 from whippletree.errors import InternalError, WhippletreeError
+from whippletree.http_door import CODE, TOLD
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,8 @@ def _known(error: Exception) -> WhippletreeError:
 async def _told(dialect: Dialect, error: WhippletreeError, context: Context, sent: str) -> AsyncIterator[HttpBody]:
     failure = errors.failure(error)
     if not sent:
-        await context.send_initial_metadata((("x-http-code", str(failure.status)), *failure.headers.items()))
+        await context.send_initial_metadata(((CODE, str(failure.status)), *failure.headers.items()))
         yield HttpBody(content_type=JSON, data=dialect.error_body(failure))
     elif sent == SSE:
+        context.set_trailing_metadata((TOLD,))
         yield HttpBody(content_type=SSE, data=dialect.error_event(failure))

@@ -86,8 +86,8 @@ async def bridge(
 @asynccontextmanager
 async def _served(settings: BridgeSettings, policy: FakePolicy | None) -> AsyncIterator[int]:
     if policy is None:
-        async with server.serving(settings) as port:
-            yield port
+        async with server.serving(settings) as ports:
+            yield ports.grpc
         return
     async with (
         observing("bridge", settings.metrics, settings.telemetry) as telemetry,

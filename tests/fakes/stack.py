@@ -15,12 +15,41 @@ from typing import Any
 
 import httpx
 
+from openai_bridge.server import Ports
+from whippletree import serve
 from whippletree.cli.envoy import EnvoyValues, arguments, listening_port, render, templates, write
+from whippletree.http_door import HttpDoor
 from whippletree.settings import ServerTls
 
 ENVOY = Path(sys.executable).with_name("envoy")
 STARTING = 180.0
 """Seconds for a process to be ready; only a fault ever takes that long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """Where Envoy finds the bridge, or its replicas with commas between them."""
+
+    grpc: str
+    http: str
+
+    @classmethod
+    def at(cls, ports: Ports) -> "Bridge":
+        """One of this process."""
+        return cls(f"127.0.0.1:{ports.grpc}", f"127.0.0.1:{ports.http}")
+
+    def and_also(self, *others: "Bridge") -> "Bridge":
+        """Replicas."""
+        every = (self, *others)
+        return Bridge(",".join(one.grpc for one in every), ",".join(one.http for one in every))
+
+
+@contextlib.asynccontextmanager
+async def taken_for_a_bridge(*services: serve.Service) -> AsyncIterator[Bridge]:
+    """A server of these services, at which Envoy finds all that it looks for at a bridge; there may be none."""
+    door = HttpDoor([service.full_name for service in services], "127.0.0.1:0")
+    async with serve.listening(services, "127.0.0.1:0", grace=0, doors=[door]) as port:
+        yield Bridge.at(Ports(grpc=port, http=door.port))
 
 
 @dataclass(slots=True)
@@ -30,6 +59,13 @@ class Service:
     process: Process
     address: str
     """host:port."""
+    http: str = ""
+    """host:port of a bridge's plain HTTP."""
+
+    @property
+    def bridge(self) -> "Bridge":
+        """For Envoy, where it is one."""
+        return Bridge(self.address, self.http)
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait; the exit code."""
@@ -42,7 +78,7 @@ class Service:
 async def service(
     name: str, *given: str, listen: str = "127.0.0.1:0", insecure_dev: bool = True
 ) -> AsyncIterator[Service]:
-    """Start a service and wait for its line `listening on host:port`; kill it at the end."""
+    """Start a service and wait for its line `listening on host:port`, and where else; kill it at the end."""
     identity = ("--insecure_dev", "true") if insecure_dev else ()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = await asyncio.create_subprocess_exec(
@@ -53,7 +89,8 @@ async def service(
         async with asyncio.timeout(STARTING):
             line = (await process.stdout.readline()).decode().strip()
         assert line.startswith("listening on "), f"{name} did not start: {line!r}"
-        yield Service(process, line.removeprefix("listening on "))
+        address, _, http = line.removeprefix("listening on ").partition(", for plain HTTP on ")
+        yield Service(process, address, http)
     finally:
         if process.returncode is None:
             process.kill()
@@ -73,10 +110,12 @@ class Envoy:
     """The templates."""
     config: Path
 
-    def change(self, *replacing: tuple[str, str], bridge: str = "", tls: ServerTls | None = None) -> None:
+    def change(self, *replacing: tuple[str, str], bridge: Bridge | None = None, tls: ServerTls | None = None) -> None:
         """Write the files anew, with other texts in the templates or other values, and return at once."""
         self.texts = replaced(self.texts, replacing)
-        self.values = dataclasses.replace(self.values, bridge=bridge or self.values.bridge, tls=tls or self.values.tls)
+        self.values = dataclasses.replace(self.values, tls=tls or self.values.tls)
+        if bridge is not None:
+            self.values = dataclasses.replace(self.values, bridge=bridge.grpc, bridge_http=bridge.http)
         write(render(self.texts, self.values, self.config), self.config)
 
     async def stats(self, prefix: str) -> dict[str, int]:
@@ -99,7 +138,7 @@ class Envoy:
 
 @contextlib.asynccontextmanager
 async def envoy(
-    *, gateway: str, bridge: str, folder: Path, replacing: tuple[tuple[str, str], ...] = (), **values: Any
+    *, gateway: str, bridge: Bridge, folder: Path, replacing: tuple[tuple[str, str], ...] = (), **values: Any
 ) -> AsyncIterator[str]:
     """As `running_envoy`; yields its base URL alone."""
     async with running_envoy(gateway=gateway, bridge=bridge, folder=folder, replacing=replacing, **values) as running:
@@ -108,7 +147,7 @@ async def envoy(
 
 @contextlib.asynccontextmanager
 async def running_envoy(
-    *, gateway: str, bridge: str, folder: Path, replacing: tuple[tuple[str, str], ...] = (), **given: Any
+    *, gateway: str, bridge: Bridge, folder: Path, replacing: tuple[tuple[str, str], ...] = (), **given: Any
 ) -> AsyncIterator[Envoy]:
     """Start Envoy with the product's templates and wait until it is ready.
 
@@ -120,7 +159,8 @@ async def running_envoy(
         listen="127.0.0.1:0",
         admin="127.0.0.1:0",
         gateway=gateway,
-        bridge=bridge,
+        bridge=bridge.grpc,
+        bridge_http=bridge.http,
         access_log=str(folder / "access.log"),
         **({"insecure_dev": True} | given),
     )

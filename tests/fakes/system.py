@@ -15,8 +15,9 @@ from tests.fakes.chat_model import write_chat_model
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import RunningGateway, running_gateway
 from tests.fakes.keys import Keys
-from tests.fakes.stack import envoy
+from tests.fakes.stack import Bridge, envoy
 from whippletree.cli import together
+from whippletree.cli.ports import HOST, free_ports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +71,14 @@ async def served(
     keys: Keys | None = None,
     stream: StreamSettings | None = None,
     **changes: Any,
-) -> AsyncIterator[tuple[RunningGateway, str, FakeEngine]]:
-    """The same without Envoy: gateway, the bridge's address, engine."""
+) -> AsyncIterator[tuple[RunningGateway, Bridge, FakeEngine]]:
+    """The same without Envoy: gateway, bridge, engine."""
     model = write_chat_model(folder / "model")
     settings = BridgeSettings(grace=0, insecure_dev=keys is None, stream=stream or StreamSettings())
     if keys is not None:
         settings = settings.model_copy(update={"access": keys.access})
+    if joint:
+        settings = settings.model_copy(update={"http": f"{HOST}:{free_ports(1)[0]}"})
     start = partial(_joint, settings) if joint else gateway_server.serving
     async with (
         FakeEngine() as engine,
@@ -86,15 +89,17 @@ async def served(
         yield gateway, bridge, engine
 
 
-def _joint(bridge: BridgeSettings, gateway: GatewaySettings) -> contextlib.AbstractAsyncContextManager[int]:
-    return together.serving(together.Settings(gateway=gateway, bridge=bridge))
+@contextlib.asynccontextmanager
+async def _joint(bridge: BridgeSettings, gateway: GatewaySettings) -> AsyncIterator[int]:
+    async with together.serving(together.Settings(gateway=gateway, bridge=bridge)) as ports:
+        yield ports.grpc
 
 
 @contextlib.asynccontextmanager
-async def _bridge(settings: BridgeSettings, gateway: RunningGateway, joint: bool) -> AsyncIterator[str]:
+async def _bridge(settings: BridgeSettings, gateway: RunningGateway, joint: bool) -> AsyncIterator[Bridge]:
     """Where the bridge is."""
     if joint:
-        yield gateway.address
+        yield Bridge(gateway.address, settings.http)
         return
-    async with bridge_server.serving(settings.model_copy(update={"gateway": gateway.address})) as port:
-        yield f"127.0.0.1:{port}"
+    async with bridge_server.serving(settings.model_copy(update={"gateway": gateway.address})) as ports:
+        yield Bridge.at(ports)

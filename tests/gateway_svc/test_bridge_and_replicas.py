@@ -17,7 +17,7 @@ from tests.fakes.bridge import TEXT
 from tests.fakes.chat_model import END, write_chat_model
 from tests.fakes.engine import FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway, gateway_process, record_of
-from tests.fakes.stack import envoy, service
+from tests.fakes.stack import envoy, service, taken_for_a_bridge
 
 DATABASES = ("postgresql",)
 TURNS = 4
@@ -42,9 +42,10 @@ async def front(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[Front]:
     async with (
         gateway_process(tmp_path) as (one, first),
         gateway_process(tmp_path) as (two, second),
-        envoy(gateway=f"{one.address},{two.address}", bridge=one.address, folder=tmp_path / "inner") as inner,
+        taken_for_a_bridge() as none,
+        envoy(gateway=f"{one.address},{two.address}", bridge=none, folder=tmp_path / "inner") as inner,
         service("openai_bridge", "--gateway", inner.removeprefix("http://")) as bridge,
-        envoy(gateway=one.address, bridge=bridge.address, folder=tmp_path / "outer") as outer,
+        envoy(gateway=one.address, bridge=bridge.bridge, folder=tmp_path / "outer") as outer,
     ):
         await one.register_model(engine.url, tokenizer_path=str(write_chat_model(tmp_path / "model")))
         await one.create_run("r")

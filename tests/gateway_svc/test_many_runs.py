@@ -143,8 +143,8 @@ async def test_a_judge_is_called_by_name_through_the_bridge(
     await register_judge(gateway, engine, model)
     await gateway.create_rollout("a")
     async with (
-        server.serving(BridgeSettings(gateway=gateway.address, grace=0, insecure_dev=True)) as port,
-        connect(f"127.0.0.1:{port}") as channel,
+        server.serving(BridgeSettings(gateway=gateway.address, grace=0, insecure_dev=True)) as ports,
+        connect(f"127.0.0.1:{ports.grpc}") as channel,
     ):
         asked = {}
         for name in ("judge", "other"):

@@ -17,7 +17,7 @@ from gateway_svc.postgresql import conninfo
 from tests.fakes.engine import FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway, gateway_process, record_of, refused, running_gateway
 from tests.fakes.record import hidden
-from tests.fakes.stack import envoy
+from tests.fakes.stack import envoy, taken_for_a_bridge
 from whippletree.channel import connect
 from whippletree.errors import NotFoundError, SupersededError, WhippletreeError, from_rpc_error
 
@@ -320,11 +320,12 @@ async def test_broken_connections_to_the_database_are_made_anew(replicas: Pair, 
 
 @pytest.fixture
 async def front(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[tuple[RunningGateway, list[Process]]]:
-    """Envoy in front of two gateway processes on one record; `bridge` only has to be healthy here."""
+    """Envoy in front of two gateway processes on one record."""
     async with (
         gateway_process(tmp_path) as (one, first),
         gateway_process(tmp_path) as (two, second),
-        envoy(gateway=f"{one.address},{two.address}", bridge=one.address, folder=tmp_path) as url,
+        taken_for_a_bridge() as bridge,
+        envoy(gateway=f"{one.address},{two.address}", bridge=bridge, folder=tmp_path) as url,
         connect(url.removeprefix("http://")) as channel,
     ):
         front = RunningGateway(address=url.removeprefix("http://"), channel=channel)

@@ -17,7 +17,7 @@ from tests.fakes.bridge import TEXT
 from tests.fakes.chat_model import END, write_chat_model
 from tests.fakes.engine import FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway, record_of
-from tests.fakes.stack import Envoy, Service, running_envoy, service
+from tests.fakes.stack import Envoy, Service, running_envoy, service, taken_for_a_bridge
 from whippletree.channel import connect
 
 DATABASES = ("postgresql",)
@@ -36,9 +36,17 @@ class Place:
     stack: contextlib.AsyncExitStack
     running: Service = field(init=False)
 
-    async def start(self, listen: str = "127.0.0.1:0") -> None:
-        """Start it, again."""
-        self.running = await self.stack.enter_async_context(service(self.name, *self.arguments, listen=listen))
+    async def start(self) -> None:
+        """Start it."""
+        self.running = await self.stack.enter_async_context(service(self.name, *self.arguments))
+
+    async def start_again(self) -> None:
+        """Start it where it was."""
+        before = self.running
+        http = ("--http", before.http) if before.http else ()
+        self.running = await self.stack.enter_async_context(
+            service(self.name, *self.arguments, *http, listen=before.address)
+        )
 
     async def held(self) -> int:
         """How many calls a gateway holds."""
@@ -127,14 +135,17 @@ async def cluster(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[Cluster]:
         gateways = [Place(name="gateway_svc", arguments=store, stack=stack) for _ in range(2)]
         await asyncio.gather(*(place.start() for place in gateways))
         where = ",".join(place.running.address for place in gateways)
+        nobody = await stack.enter_async_context(taken_for_a_bridge())
         envoy = await stack.enter_async_context(  # bridges ask by way of Envoy, so they come after it
-            running_envoy(gateway=where, bridge=gateways[0].running.address, folder=tmp_path)
+            running_envoy(gateway=where, bridge=nobody, folder=tmp_path)
         )
         door = envoy.url.removeprefix("http://")
         bridges = [Place(name="openai_bridge", arguments=("--gateway", door), stack=stack) for _ in range(2)]
         await asyncio.gather(*(place.start() for place in bridges))
-        envoy.change(bridge=",".join(place.running.address for place in bridges))
-        await envoy.until("cluster.bridge.membership_healthy", 2)
+        first, second = (place.running.bridge for place in bridges)
+        envoy.change(bridge=first.and_also(second))
+        for name in ("bridge", "bridge-http"):
+            await envoy.until(f"cluster.{name}.membership_healthy", 2)
         front = RunningGateway(address=door, channel=await stack.enter_async_context(connect(door)))
         await front.create_run("r")
         await front.register_model(engine.url, tokenizer_path=str(write_chat_model(tmp_path / "model")))
@@ -169,7 +180,7 @@ async def test_a_rolling_restart_is_seen_by_no_harness(cluster: Cluster, kind: s
         await cluster.more()
         assert await place.running.process.wait() == 0
         await cluster.more()
-        await place.start(place.running.address)
+        await place.start_again()
         await cluster.envoy.until(f"cluster.{kind.removesuffix('s')}.membership_healthy", 2)
 
 

@@ -70,7 +70,7 @@ async def guarded(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
     async with served(tmp_path, joint=request.param, keys=keys) as (gateway, bridge, engine):
         await gateway.create_run("r", policy="tiny")
         tokens: dict[str, str] = {}
-        made = Guarded(gateway=gateway, bridge=bridge, engine=engine, operator=keys.operator, tokens=tokens)
+        made = Guarded(gateway=gateway, bridge=bridge.grpc, engine=engine, operator=keys.operator, tokens=tokens)
         for rollout in ("a", "b"):
             tokens[rollout] = await made.start(rollout)
         yield made

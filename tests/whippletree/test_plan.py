@@ -16,7 +16,7 @@ def layout(folder: Path, engine_url: str = "", *, together: bool = False, insecu
         run_dir=folder / "run",
         model_dir=folder / "model",
         model_name="policy",
-        ports=plan.Ports(envoy=1, envoy_admin=2, gateway=3, bridge=4, controller=5, engine=6),
+        ports=plan.Ports(envoy=1, envoy_admin=2, gateway=3, bridge=4, bridge_http=41, controller=5, engine=6),
         engine_url=engine_url,
         together=together,
         insecure_dev=insecure_dev,
@@ -37,7 +37,9 @@ def test_services_find_the_gateway_and_keep_their_state_in_the_run_folder(tmp_pa
     record = f"--store.path {run}/record.db --identity.folder {run}/keys"
     key = f"--access.api_key_file {run}/service.key"
     assert lines[0] == f"-m gateway_svc --listen 127.0.0.1:3 {record} --notice 0"
-    assert lines[1] == f"-m openai_bridge --listen 127.0.0.1:4 --gateway 127.0.0.1:3 {key} --notice 0"
+    assert (
+        lines[1] == f"-m openai_bridge --listen 127.0.0.1:4 --http 127.0.0.1:41 --gateway 127.0.0.1:3 {key} --notice 0"
+    )
     assert lines[2].startswith("-m controller_svc --listen 127.0.0.1:5 --gateway 127.0.0.1:3 --api http://127.0.0.1:1")
     assert key in lines[2]
     assert [part.port for part in parts] == [3, 4, 5]
@@ -55,7 +57,7 @@ def test_one_process_may_be_gateway_and_bridge(tmp_path: Path) -> None:
     part = plan.gateway(made)
     line = (
         f"-m whippletree.cli.together --listen 127.0.0.1:3 --gateway.store.path {tmp_path}/run/record.db "
-        f"--gateway.identity.folder {tmp_path}/run/keys --gateway.notice 0"
+        f"--gateway.identity.folder {tmp_path}/run/keys --bridge.http 127.0.0.1:41 --gateway.notice 0"
     )
     assert (part.name, " ".join(part.command[1:]), part.port_setting) == ("together", line, "--gateway-port")
     assert plan.bridges(made) == []
@@ -108,6 +110,7 @@ def test_what_is_seen_of_a_system_is_in_its_endpoints_and_every_part_is_told(tmp
         envoy_admin=2,
         gateway=3,
         bridge=4,
+        bridge_http=41,
         controller=5,
         engine=6,
         gateway_metrics=7,

@@ -1,20 +1,24 @@
 """Servers and channels with certificates made here: who is let in; a renewed one is used without a new start."""
 
 import shutil
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
 from tests.fakes.certificates import Authority, authority
 from whippletree.channel import connect
+from whippletree.http_door import HttpDoor
 from whippletree.serve import listening
 from whippletree.settings import AccessSettings, ClientTls, Section, ServerTls
+from whippletree.tls import server_context
 
 NO_HANDSHAKE = grpc.StatusCode.UNAVAILABLE
 
@@ -80,6 +84,70 @@ async def test_a_renewed_certificate_is_used_by_the_next_connection(ours: Author
         shutil.copy(fresh.key, tls.key)
         assert await asked(address, renewed_by.client()) == grpc.StatusCode.OK
         assert await asked(address, ours.client()) == NO_HANDSHAKE
+
+
+def test_files_that_hold_no_certificate_are_named(ours: Authority) -> None:
+    tls = ours.server()
+    assert tls.key
+    for text in ("", "nothing"):
+        tls.key.write_text(text)
+        with pytest.raises(OSError, match=str(tls.key)):
+            server_context(tls)
+    tls.key.unlink()
+    with pytest.raises(OSError, match=str(tls.key)):
+        server_context(tls)
+
+
+@asynccontextmanager
+async def by_http(tls: ServerTls) -> AsyncIterator[str]:
+    """The URL at which a server's plain HTTP says that it is well."""
+    door = HttpDoor([], "127.0.0.1:0", server_context(tls))
+    async with listening([], "127.0.0.1:0", grace=0, tls=tls, doors=[door]):
+        yield f"https://127.0.0.1:{door.port}/healthz"
+
+
+async def is_let_in(url: str, trusted: Authority, shown: Authority | None = None) -> bool:
+    """Whether a client is answered that trusts one authority and shows a certificate of one, or none."""
+    trust = ssl.create_default_context(cafile=str(trusted.path))
+    if shown is not None:
+        trust.load_cert_chain(*shown.sign("client"))
+    async with httpx.AsyncClient(verify=trust, timeout=60) as client:
+        try:
+            return (await client.get(url)).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+async def test_by_http_the_same_are_let_in(ours: Authority, tmp_path: Path) -> None:
+    strangers = authority(tmp_path / "strangers")
+    async with by_http(ours.server(mutual=True)) as url, httpx.AsyncClient() as client:
+        assert await is_let_in(url, ours, shown=ours)
+        assert not await is_let_in(url, ours)
+        assert not await is_let_in(url, ours, shown=strangers)
+        assert not await is_let_in(url, strangers, shown=ours)
+        with pytest.raises(httpx.TransportError):
+            await client.get(url.replace("https", "http"))
+
+
+async def test_by_http_a_renewed_certificate_and_a_renewed_authority_hold_for_the_next_connection(
+    ours: Authority, tmp_path: Path
+) -> None:
+    renewed_by = authority(tmp_path / "renewed")
+    tls, fresh = ours.server(mutual=True), renewed_by.server()
+    assert tls.certificate
+    assert tls.key
+    assert fresh.certificate
+    assert fresh.key
+    async with by_http(tls) as url:
+        assert await is_let_in(url, ours, shown=ours)
+        tls.key.write_text("half of a change")
+        assert await is_let_in(url, ours, shown=ours)
+        shutil.copy(fresh.certificate, tls.certificate)
+        shutil.copy(fresh.key, tls.key)
+        assert await is_let_in(url, renewed_by, shown=ours)
+        shutil.copy(renewed_by.path, ours.path)  # which the server asks of its clients
+        assert await is_let_in(url, renewed_by, shown=renewed_by)
+        assert not await is_let_in(url, renewed_by, shown=ours)
 
 
 @pytest.mark.parametrize(

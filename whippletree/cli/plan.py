@@ -32,6 +32,7 @@ class Ports:
     envoy_admin: int
     gateway: int
     bridge: int
+    bridge_http: int
     controller: int
     engine: int
     gateway_metrics: int = 0
@@ -79,7 +80,7 @@ def gateway(layout: Layout) -> Part:
     if layout.engine_url:  # whoever starts the system names it, so the gateway may go there
         arguments = (*arguments, f"--{prefix}engine.allowed", json.dumps([urlsplit(layout.engine_url).netloc]))
     if layout.together:
-        arguments = (*arguments, "--gateway.notice", "0")
+        arguments = (*arguments, "--bridge.http", _at(layout.ports.bridge_http), "--gateway.notice", "0")
         return _service(layout, "together", "whippletree.cli.together", port, arguments, setting="gateway", grace=30.0)
     return _service(layout, "gateway", "gateway_svc", port, (*arguments, *ALONE), grace=30.0)
 
@@ -88,7 +89,8 @@ def bridges(layout: Layout) -> list[Part]:
     """The bridge, where it is a process of its own."""
     if layout.together:
         return []
-    arguments = ("--gateway", _at(layout.ports.gateway), *_key(layout), *ALONE)
+    http = ("--http", _at(layout.ports.bridge_http))
+    arguments = (*http, "--gateway", _at(layout.ports.gateway), *_key(layout), *ALONE)
     return [_service(layout, "bridge", "openai_bridge", layout.ports.bridge, arguments, grace=30.0)]
 
 
@@ -106,6 +108,7 @@ def envoy_values(layout: Layout) -> EnvoyValues:
         admin=_at(layout.ports.envoy_admin),
         gateway=_at(layout.ports.gateway),
         bridge=_at(layout.ports.bridge),
+        bridge_http=_at(layout.ports.bridge_http),
         access_log=str(layout.run_dir / "logs" / "access.log"),
         insecure_dev=layout.insecure_dev,
         otlp=layout.otlp,

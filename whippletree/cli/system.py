@@ -145,6 +145,7 @@ def choose(options: Options) -> plan.Layout:
         "envoy_admin": 0,
         "gateway": options.gateway_port,
         "bridge": options.bridge_port,
+        "bridge_http": 0,
         "controller": options.controller_port,
         "engine": options.engine_port,
         "gateway_metrics": 0,

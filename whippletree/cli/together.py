@@ -3,7 +3,7 @@
 Run: `python -m whippletree.cli.together --listen 127.0.0.1:0 --gateway.store.path record.db --gateway.grace 4`.
 Settings are those of the two services, by their own prefixes in the environment (GATEWAY_, BRIDGE_). As arguments they
 have `--gateway.` or `--bridge.` before them (`--gateway.config FILE` for a TOML file); without, they hold for both, as
-`--listen` must. Prints its address, serves until a signal.
+`--listen` must. Prints its addresses, serves until a signal.
 
 The gateway's `notice` and `grace` hold for the stop of both; then deliveries are reported and the store is closed.
 """
@@ -20,6 +20,7 @@ import uvloop
 from gateway_svc import server as gateway_server
 from gateway_svc.settings import GatewaySettings
 from openai_bridge import server as bridge_server
+from openai_bridge.server import Ports
 from openai_bridge.settings import BridgeSettings
 from whippletree import log, open_files
 from whippletree.contract import public_services
@@ -57,8 +58,9 @@ def settings_of(arguments: Sequence[str]) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings, haste: asyncio.Event | None = None) -> AsyncIterator[int]:
-    """Both, while the block runs; yields their port. OSError where port or store is in use."""
+async def serving(settings: Settings, haste: asyncio.Event | None = None) -> AsyncIterator[Ports]:
+    """Both, while the block runs; yields their ports. OSError where port or store is in use."""
+    http = bridge_server.door(settings.bridge, settings.gateway.tls)
     async with (
         observing("together", settings.gateway.metrics, settings.gateway.telemetry) as telemetry,
         gateway_server.offering(settings.gateway, telemetry) as gateway,
@@ -76,16 +78,17 @@ async def serving(settings: Settings, haste: asyncio.Event | None = None) -> Asy
             layers=[telemetry.layer],
             guard=gateway.guard.also(bridge.guard) if gateway.guard and bridge.guard else None,
             tls=settings.gateway.tls,
+            doors=[http],
         ) as port,
     ):
-        yield port
+        yield Ports(grpc=port, http=http.port)
 
 
 async def main(settings: Settings) -> None:
     """Serve."""
     signals = Signals.caught()
-    async with serving(settings, signals.haste) as port:
-        print(f"listening on {settings.gateway.listen.rpartition(':')[0]}:{port}", flush=True)
+    async with serving(settings, signals.haste) as ports:
+        print(ports.line(settings.gateway.listen, settings.bridge), flush=True)
         await signals.stop.wait()
 
 

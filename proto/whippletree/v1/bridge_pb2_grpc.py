@@ -27,8 +27,9 @@ if _version_not_supported:
 
 
 class OpenAIBridgeServiceStub:
-    """The bridge: harness dialects as raw HTTP bodies. Called through Envoy's transcoder, by the attempt's long path or, where
-    the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them they must agree.
+    """The bridge: harness dialects as raw HTTP bodies. Called by plain HTTP, as the rules below say, or by gRPC; by the attempt's
+    long path or, where the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them
+    they must agree.
     """
 
     def __init__(self, channel):
@@ -55,8 +56,9 @@ class OpenAIBridgeServiceStub:
 
 
 class OpenAIBridgeServiceServicer:
-    """The bridge: harness dialects as raw HTTP bodies. Called through Envoy's transcoder, by the attempt's long path or, where
-    the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them they must agree.
+    """The bridge: harness dialects as raw HTTP bodies. Called by plain HTTP, as the rules below say, or by gRPC; by the attempt's
+    long path or, where the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them
+    they must agree.
     """
 
     def ChatCompletions(self, request, context):
@@ -108,8 +110,9 @@ def add_OpenAIBridgeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OpenAIBridgeService:
-    """The bridge: harness dialects as raw HTTP bodies. Called through Envoy's transcoder, by the attempt's long path or, where
-    the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them they must agree.
+    """The bridge: harness dialects as raw HTTP bodies. Called by plain HTTP, as the rules below say, or by gRPC; by the attempt's
+    long path or, where the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them
+    they must agree.
     """
 
     @staticmethod

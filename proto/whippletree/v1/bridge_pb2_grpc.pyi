@@ -28,8 +28,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OpenAIBridgeServiceStub:
-    """The bridge: harness dialects as raw HTTP bodies. Called through Envoy's transcoder, by the attempt's long path or, where
-    the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them they must agree.
+    """The bridge: harness dialects as raw HTTP bodies. Called by plain HTTP, as the rules below say, or by gRPC; by the attempt's
+    long path or, where the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them
+    they must agree.
     """
 
     @_typing.overload
@@ -47,8 +48,9 @@ class OpenAIBridgeServiceStub:
 
 @_typing.type_check_only
 class OpenAIBridgeServiceAsyncStub(OpenAIBridgeServiceStub):
-    """The bridge: harness dialects as raw HTTP bodies. Called through Envoy's transcoder, by the attempt's long path or, where
-    the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them they must agree.
+    """The bridge: harness dialects as raw HTTP bodies. Called by plain HTTP, as the rules below say, or by gRPC; by the attempt's
+    long path or, where the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them
+    they must agree.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -62,8 +64,9 @@ class OpenAIBridgeServiceAsyncStub(OpenAIBridgeServiceStub):
     """OpenAI model by id; an id may hold slashes."""
 
 class OpenAIBridgeServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The bridge: harness dialects as raw HTTP bodies. Called through Envoy's transcoder, by the attempt's long path or, where
-    the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them they must agree.
+    """The bridge: harness dialects as raw HTTP bodies. Called by plain HTTP, as the rules below say, or by gRPC; by the attempt's
+    long path or, where the attempt's token names rollout, attempt and mode, by the dialect's own path. Where both name them
+    they must agree.
     """
 
     @_abc_1.abstractmethod

@@ -19,7 +19,7 @@ from openai_bridge.settings import BridgeSettings
 from tests.fakes.bridge import says_hi
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.policy import FakePolicy, serving
-from tests.fakes.stack import Envoy, envoy, running_envoy, service
+from tests.fakes.stack import Bridge, Envoy, envoy, running_envoy, service
 from tests.fakes.system import System, system
 
 ROLLOUT = "/proxy/rollout/r1/attempt/1/mode/train"
@@ -32,7 +32,6 @@ class Front:
     url: str
     policy: FakePolicy
     gateway: str
-    bridge: str
 
     @property
     def openai(self) -> str:
@@ -60,9 +59,9 @@ async def running_front(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
     async with (
         serving(policy) as gateway,
         service("openai_bridge", "--gateway", gateway, "--stream.keep_alive", "0.2") as bridge,
-        envoy(gateway=gateway, bridge=bridge.address, folder=folder) as url,
+        envoy(gateway=gateway, bridge=bridge.bridge, folder=folder) as url,
     ):
-        yield Front(url=url, policy=policy, gateway=gateway, bridge=bridge.address)
+        yield Front(url=url, policy=policy, gateway=gateway)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -102,7 +101,7 @@ async def limited(policy: FakePolicy, folder: Path, *limits: tuple[str, str]) ->
     """Envoy with other limits."""
     async with (
         serving(policy) as gateway,
-        server.serving(BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)) as port,
-        running_envoy(gateway=gateway, bridge=f"127.0.0.1:{port}", folder=folder, replacing=limits) as running,
+        server.serving(BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)) as ports,
+        running_envoy(gateway=gateway, bridge=Bridge.at(ports), folder=folder, replacing=limits) as running,
     ):
         yield running

@@ -11,14 +11,20 @@ from google.api import annotations_pb2
 from google.protobuf import descriptor_pb2, descriptor_pool
 
 from openai_bridge.key_set import AGE
+from openai_bridge.server import DIALECTS
 from whippletree import contract
 from whippletree.cli.envoy import FOLDER, EnvoyValues, arguments, listening_port, render, templates, write
+from whippletree.http_door import KEPT
 from whippletree.identity.folder import SETTLING
 from whippletree.settings import ClientTls
 
 CONFIG = Path("/run/envoy")
 VALUES = EnvoyValues(
-    listen="127.0.0.1:8080", admin="127.0.0.1:0", gateway="gateway:7010", bridge="[::1]:7011,127.0.0.2:7011"
+    listen="127.0.0.1:8080",
+    admin="127.0.0.1:0",
+    gateway="gateway:7010",
+    bridge="[::1]:7011,127.0.0.2:7011",
+    bridge_http="[::1]:7012,127.0.0.2:7012",
 )
 
 
@@ -44,7 +50,7 @@ def routes() -> list[dict[str, Any]]:
 
 
 def clusters() -> list[dict[str, Any]]:
-    return [one for one in resources("clusters.yaml") if one["name"] in ("bridge", "gateway")]
+    return [one for one in resources("clusters.yaml") if one["name"] in ("bridge", "bridge-http", "gateway")]
 
 
 def places(assignment: dict[str, Any]) -> list[tuple[str, int]]:
@@ -58,7 +64,7 @@ def test_the_port_is_filled_in() -> None:
 
 
 def test_replicas_given_by_address_are_in_a_file_of_their_own_and_a_name_is_looked_up_by_envoy() -> None:
-    bridge, gateway = clusters()
+    bridge, _, gateway = clusters()
     assert (bridge["type"], gateway["type"]) == ("EDS", "STRICT_DNS")
     assert bridge["eds_cluster_config"]["eds_config"]["path_config_source"] == {
         "path": "/run/envoy/endpoints-bridge.yaml",
@@ -116,13 +122,21 @@ def test_no_time_limit_cuts_a_silent_generation() -> None:
     # Shown for 17 seconds in test_silence.py; half an hour is too long for a test.
     assert manager()["stream_idle_timeout"] == "0s"
     forwarded = [route["route"] for route in routes() if "route" in route]
-    assert len(forwarded) == 5
+    assert len(forwarded) == 6
     for route in forwarded:
         assert (route["timeout"], route["idle_timeout"]) == ("0s", "0s")
         assert route["max_stream_duration"] == {"grpc_timeout_header_max": "0s"}
     for cluster in clusters():
         protocol = cluster["typed_extension_protocol_options"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]
-        assert protocol["common_http_protocol_options"]["idle_timeout"] == "0s"
+        assert protocol["common_http_protocol_options"]["idle_timeout"] in ("0s", "60s")
+
+
+def test_envoy_leaves_an_idle_connection_before_the_bridge_does() -> None:
+    # A request that is sent while the other side closes is lost, and nobody can say whether it was read.
+    (cluster,) = [one for one in clusters() if one["name"] == "bridge-http"]
+    protocol = cluster["typed_extension_protocol_options"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]
+    idle = protocol["common_http_protocol_options"]["idle_timeout"]
+    assert float(idle.removesuffix("s")) + 60 < KEPT
 
 
 def test_idle_connections_outlive_the_pools_of_clients() -> None:
@@ -141,6 +155,7 @@ def test_bridges_are_balanced_by_open_requests_and_gateways_by_rollout() -> None
     # Least request takes no notice of a route's hash policy; a gateway needs it, for a retry to meet its generation.
     assert {cluster["name"]: cluster["lb_policy"] for cluster in clusters()} == {
         "bridge": "LEAST_REQUEST",
+        "bridge-http": "LEAST_REQUEST",
         "gateway": "RING_HASH",
     }
 
@@ -158,7 +173,7 @@ def test_lua_stands_before_the_transcoder_and_statistics_after_it() -> None:
     assert names[-1] == "envoy.filters.http.router"
 
 
-def test_transcoder_has_every_service_that_has_an_http_path() -> None:
+def test_transcoder_has_every_service_that_has_an_http_path_and_no_raw_bodies() -> None:
     (transcoder,) = [f for f in manager()["http_filters"] if f["name"] == "envoy.filters.http.grpc_json_transcoder"]
     pool = descriptor_pool.Default()
     with_paths = {
@@ -166,7 +181,7 @@ def test_transcoder_has_every_service_that_has_an_http_path() -> None:
         for name in contract.public_services()
         if any(m.GetOptions().HasExtension(annotations_pb2.http) for m in pool.FindServiceByName(name).methods)
     }
-    assert set(transcoder["typed_config"]["services"]) == with_paths
+    assert set(transcoder["typed_config"]["services"]) == with_paths - set(DIALECTS)
 
 
 def test_descriptor_set_is_the_contract_and_knows_the_details_of_errors() -> None:

@@ -18,7 +18,7 @@ from tests.deploy.envoy.conftest import Front, limited
 from tests.deploy.envoy.shapes import ANTHROPIC, OPENAI, PATHS, assert_unavailable, expected, kind_of
 from tests.fakes.bridge import BODY, sampled
 from tests.fakes.policy import FakePolicy, Request, Sampled, serving
-from tests.fakes.stack import Envoy, running_envoy
+from tests.fakes.stack import Bridge, Envoy, running_envoy
 
 FEW = (
     "max_pending_requests: 100000, max_requests: 100000",
@@ -160,8 +160,8 @@ async def test_without_a_bridge_answers_are_a_503_to_be_repeated(policy: FakePol
     async with contextlib.AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(serving(policy))
         settings = BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)
-        async with server.serving(settings) as port:
-            starting = running_envoy(gateway=gateway, bridge=f"127.0.0.1:{port}", folder=tmp_path, replacing=(SOON,))
+        async with server.serving(settings) as ports:
+            starting = running_envoy(gateway=gateway, bridge=Bridge.at(ports), folder=tmp_path, replacing=(SOON,))
             envoy = await stack.enter_async_context(starting)
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=envoy.url, timeout=60))
         for path in PATHS[:-1]:

@@ -72,6 +72,33 @@ async def test_wrong_url_of_a_harness_is_a_404_in_openais_shape(
     assert "URL" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("verb", "kind"), [("PUT", "application/json"), ("DELETE", "application/json"), ("POST", "application/grpc-web")]
+)
+async def test_what_no_harness_sends_does_not_reach_the_bridge(
+    front: Front, client: httpx.AsyncClient, verb: str, kind: str
+) -> None:
+    url = f"{front.openai}/chat/completions"
+    answer = await client.request(verb, url, content=b"{}", headers={"content-type": kind})
+    if kind == "application/json":
+        assert (answer.status_code, "URL" in answer.json()["error"]["message"]) == (404, True)
+    else:  # its errors are headers
+        assert "grpc-status" in answer.headers
+        assert answer.headers["grpc-status"] != "0"
+
+
+async def test_a_refused_call_leaves_the_connections_to_the_bridge_as_they_were(
+    front: Front, client: httpx.AsyncClient
+) -> None:
+    async def ask(body: object) -> int:
+        return (await client.post(f"{front.openai}/chat/completions", json=body)).status_code
+
+    wrong = {"model": "tiny", "messages": []}
+    for _ in range(20):
+        statuses = await asyncio.gather(*(ask(body) for body in [BODY, wrong] * 8))
+        assert statuses == [200, 400] * 8
+
+
 @pytest.mark.parametrize("base", [f"{ROLLOUT}/openai/v1", f"{ROLLOUT}/openai"])
 async def test_models_are_listed_in_openais_shape_whatever_is_asked_of_them(
     front: Front, client: httpx.AsyncClient, base: str

@@ -15,8 +15,8 @@ from tests.deploy.envoy.conftest import ROLLOUT, limited
 from tests.deploy.envoy.shapes import PATHS, assert_unavailable
 from tests.fakes.bridge import BODY, sampled
 from tests.fakes.policy import FakePolicy, Request, Sampled
-from tests.fakes.stack import Envoy, running_envoy
-from whippletree.serve import Service, listening
+from tests.fakes.stack import Envoy, running_envoy, taken_for_a_bridge
+from whippletree.serve import Service
 
 CHAT = f"{ROLLOUT}/openai/v1/chat/completions"
 HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -113,8 +113,8 @@ async def test_slow_readers_of_long_answers_stop_nobody_else(tmp_path: Path) -> 
     )
     head = HEAD.replace("mode/train", "mode/eval")
     async with contextlib.AsyncExitStack() as stack:
-        address = f"127.0.0.1:{await stack.enter_async_context(listening([bridge], '127.0.0.1:0', grace=0))}"
-        envoy = await stack.enter_async_context(running_envoy(gateway=address, bridge=address, folder=tmp_path))
+        both = await stack.enter_async_context(taken_for_a_bridge(bridge))
+        envoy = await stack.enter_async_context(running_envoy(gateway=both.grpc, bridge=both, folder=tmp_path))
         for reader, writer in await stack.enter_async_context(opened(envoy.url, 8)):
             writer.write(f"{head}content-length: 2\r\n\r\n{{}}".encode())
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"  # and little more is read

@@ -20,7 +20,7 @@ from tests.fakes.chat_model import END, write_chat_model
 from tests.fakes.engine import FakeEngine
 from tests.fakes.engine_generation import Reply
 from tests.fakes.gateway import gateway_process
-from tests.fakes.stack import envoy
+from tests.fakes.stack import Bridge, envoy
 from tests.fakes.system import System
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -167,8 +167,8 @@ async def test_killed_gateway_costs_the_harness_only_time(tmp_path: Path) -> Non
         await first.create_run("k")
         await first.create_rollout("k-1", "k")
         async with (
-            server.serving(BridgeSettings(gateway=first.address, grace=0, insecure_dev=True)) as port,
-            envoy(gateway=first.address, bridge=f"127.0.0.1:{port}", folder=tmp_path) as url,
+            server.serving(BridgeSettings(gateway=first.address, grace=0, insecure_dev=True)) as ports,
+            envoy(gateway=first.address, bridge=Bridge.at(ports), folder=tmp_path) as url,
             httpx.AsyncClient(timeout=120) as client,
         ):
             path = "/proxy/rollout/k-1/attempt/1/mode/train/openai/v1/chat/completions"

@@ -21,7 +21,7 @@ from tests.fakes.bridge import BODY, read, sampled, stub
 from tests.fakes.certificates import authority
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.policy import FakePolicy, Request, Sampled, serving
-from tests.fakes.stack import Envoy, running_envoy
+from tests.fakes.stack import Bridge, Envoy, running_envoy
 from whippletree.channel import connect
 
 CHAT = f"{ROLLOUT}/openai/v1/chat/completions"
@@ -37,7 +37,7 @@ class Replicas:
     envoy: Envoy
     client: httpx.AsyncClient
     policy: FakePolicy
-    bridges: tuple[str, str]
+    bridges: tuple[Bridge, Bridge]
     go: asyncio.Event
     statuses: list[int] = field(default_factory=list)
     """What calls of the load were answered, in order."""
@@ -90,7 +90,7 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
         gateway = await stack.enter_async_context(serving(policy))
         settings = BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)
         ports = [await stack.enter_async_context(server.serving(settings)) for _ in range(2)]
-        one, two = (f"127.0.0.1:{port}" for port in ports)
+        one, two = map(Bridge.at, ports)
         running = await stack.enter_async_context(running_envoy(gateway=gateway, bridge=one, folder=tmp_path))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=60))
         made = Replicas(envoy=running, client=client, policy=policy, bridges=(one, two), go=go)
@@ -110,11 +110,11 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
 async def test_replicas_are_added_and_taken_out_while_calls_run(replicas: Replicas) -> None:
     one, two = replicas.bridges
     held = await replicas.hold()
-    replicas.envoy.change(bridge=f"{one},{two}")
-    await replicas.envoy.until("cluster.bridge.membership_healthy", 2)
+    replicas.envoy.change(bridge=one.and_also(two))
+    await replicas.envoy.until("cluster.bridge-http.membership_healthy", 2)
     await replicas.more()
     replicas.envoy.change(bridge=two)
-    await replicas.envoy.until("cluster.bridge.membership_total", 1)
+    await replicas.envoy.until("cluster.bridge-http.membership_total", 1)
     await replicas.more()
     await replicas.end(held)
 
@@ -133,7 +133,7 @@ async def test_routes_change_on_connections_that_are_open(replicas: Replicas) ->
 async def test_a_changed_cluster_carries_on_with_its_calls(replicas: Replicas) -> None:
     held = await replicas.hold()
     replicas.envoy.change(("lb_policy: LEAST_REQUEST", "lb_policy: ROUND_ROBIN"))
-    await replicas.envoy.until("cluster_manager.cluster_modified", 1)
+    await replicas.envoy.until("cluster_manager.cluster_modified", 2)  # the bridge is two
     await replicas.more()
     await replicas.end(held)
 
@@ -142,7 +142,7 @@ async def test_a_changed_limit_holds_for_new_connections_and_old_ones_end_with_t
     replicas: Replicas,
 ) -> None:
     held = await replicas.hold()
-    replicas.envoy.change(("max_request_body_size: 67108864", "max_request_body_size: 10000"))
+    replicas.envoy.change(("max_request_bytes: 67108864", "max_request_bytes: 10000"))
     await replicas.envoy.until("listener_manager.listener_in_place_updated", 1)
     await replicas.more()
     async with httpx.AsyncClient(timeout=60) as fresh:
@@ -190,8 +190,8 @@ async def test_a_renewed_certificate_is_shown_to_new_connections_while_open_stre
     trust = ssl.create_default_context(cafile=str(ours.path))
     async with (
         serving(policy) as gateway,
-        server.serving(BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)) as port,
-        running_envoy(gateway=gateway, bridge=f"127.0.0.1:{port}", folder=tmp_path, tls=tls) as envoy,
+        server.serving(BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)) as ports,
+        running_envoy(gateway=gateway, bridge=Bridge.at(ports), folder=tmp_path, tls=tls) as envoy,
         httpx.AsyncClient(base_url=envoy.url, verify=trust, timeout=60) as client,
     ):
         held = asyncio.create_task(client.post(CHAT, json={**BODY, "stream": True}))

@@ -25,7 +25,7 @@ from tests.fakes.chat_model import END, write_chat_model
 from tests.fakes.engine import Failure, FakeEngine
 from tests.fakes.engine_generation import Reply
 from tests.fakes.gateway import RunningGateway, gateway_process
-from tests.fakes.stack import envoy
+from tests.fakes.stack import Bridge, envoy
 from tests.fakes.system import System, system
 from tests.fakes.wire import Wire
 
@@ -155,8 +155,8 @@ async def test_a_harness_that_says_nothing_of_a_retry_gets_the_reply_that_it_did
     """Claude Code's way: a stream, cut while it waits; then the same body as a plain request, retry count 0."""
     async with (
         Wire(running.gateway.address) as wire,
-        server.serving(BridgeSettings(gateway=wire.address, grace=0, insecure_dev=True)) as port,
-        envoy(gateway=running.gateway.address, bridge=f"127.0.0.1:{port}", folder=tmp_path) as front,
+        server.serving(BridgeSettings(gateway=wire.address, grace=0, insecure_dev=True)) as ports,
+        envoy(gateway=running.gateway.address, bridge=Bridge.at(ports), folder=tmp_path) as front,
         httpx.AsyncClient(timeout=PATIENCE) as client,
     ):
         path = running.openai(rollout).replace(running.url, front)
@@ -261,8 +261,8 @@ async def test_a_gateway_killed_between_record_and_reply_gives_the_recorded_repl
         await first.create_rollout("k-1", "k")
         async with (
             Wire(first.address) as wire,
-            server.serving(BridgeSettings(gateway=wire.address, grace=0, insecure_dev=True)) as port,
-            envoy(gateway=first.address, bridge=f"127.0.0.1:{port}", folder=tmp_path) as url,
+            server.serving(BridgeSettings(gateway=wire.address, grace=0, insecure_dev=True)) as ports,
+            envoy(gateway=first.address, bridge=Bridge.at(ports), folder=tmp_path) as url,
             httpx.AsyncClient(timeout=2 * PATIENCE) as client,
         ):
             path = f"{url}/proxy/rollout/k-1/attempt/1/mode/train/openai/v1"

@@ -9,15 +9,24 @@ import json
 from pathlib import Path
 
 import httpx
+from google.api.httpbody_pb2 import HttpBody
+from whippletree.v1 import bridge_pb2
 
 from tests.deploy.envoy.conftest import ROLLOUT
-from tests.fakes.bridge import BODY, sampled
+from tests.fakes.bridge import BODY, read, sampled, stub
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.policy import FakePolicy, Request, Sampled, serving
 from tests.fakes.stack import envoy, service
+from whippletree.channel import connect
 
 SILENCE = 17
 """Seconds: a route's default limit is 15."""
+REQUEST = bridge_pb2.ChatCompletionsRequest(
+    rollout="r1",
+    attempt="1",
+    mode="train",
+    body=HttpBody(content_type="application/json", data=json.dumps(BODY).encode()),
+)
 
 
 async def test_silent_call_outlives_default_limits_and_many_pings_and_leaves_a_line_in_the_log(tmp_path: Path) -> None:
@@ -30,16 +39,22 @@ async def test_silent_call_outlives_default_limits_and_many_pings_and_leaves_a_l
     async with (
         serving(policy) as gateway,
         service("openai_bridge", "--gateway", gateway, "--stream.keep_alive", "0") as bridge,
-        envoy(gateway=gateway, bridge=bridge.address, folder=tmp_path, replacing=(pings,)) as url,
+        envoy(gateway=gateway, bridge=bridge.bridge, folder=tmp_path, replacing=(pings,)) as url,
         httpx.AsyncClient(timeout=120) as client,
     ):
         calls = [
             client.post(f"{url}{ROLLOUT}/openai/v1/chat/completions", json={**BODY, "stream": stream})
             for stream in (False, True)
         ]
-        answers = await asyncio.gather(*calls)
+        async with connect(url.removeprefix("http://")) as channel:  # Envoy pings the bridge where it asks it by gRPC
+            by_grpc = asyncio.create_task(read(stub(channel).ChatCompletions(REQUEST)))
+            answers = await asyncio.gather(*calls)
+            status, body = await by_grpc
+    assert status == 200
+    assert b"at last" in body
     assert [answer.status_code for answer in answers] == [200, 200]
     assert all("at last" in answer.text for answer in answers)
-    assert len(policy.asked) == 2
+    assert len(policy.asked) == 3
     lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
-    assert [(line["rollout"], line["status"]) for line in lines if line["method"] == "POST"] == [("r1", 200)] * 2
+    found = [(line["rollout"], line["status"]) for line in lines if line["path"].startswith(ROLLOUT)]
+    assert found == [("r1", 200)] * 2

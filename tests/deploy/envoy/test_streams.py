@@ -105,13 +105,15 @@ async def test_death_of_the_bridge_is_seen_and_its_restart_costs_only_time(tmp_p
     async with (
         serving(policy) as gateway,
         service("openai_bridge", "--gateway", gateway, *settings) as first,
-        envoy(gateway=gateway, bridge=first.address, folder=tmp_path, replacing=(patient,)) as url,
+        envoy(gateway=gateway, bridge=first.bridge, folder=tmp_path, replacing=(patient,)) as url,
         httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         with pytest.raises(httpx.RemoteProtocolError):
             await read_while_ending(client, first, signal.SIGKILL, policy.until(lambda: len(policy.asked) == 1))
         calling = asyncio.create_task(client.post(CHAT, json=BODY))  # finds nobody: Envoy tries again
-        async with service("openai_bridge", "--gateway", gateway, *settings, listen=first.address) as second:
+        async with service(
+            "openai_bridge", "--gateway", gateway, "--http", first.http, *settings, listen=first.address
+        ) as second:
             await policy.until(lambda: len(policy.asked) == 2)
             asked = policy.until(lambda: len(policy.asked) == 3)
             rest = await read_while_ending(client, second, signal.SIGTERM, asked)
@@ -140,7 +142,7 @@ async def test_dead_bridge_is_a_503_in_openais_shape(tmp_path: Path) -> None:
         service("openai_bridge", "--gateway", gateway) as bridge,
         envoy(
             gateway=gateway,
-            bridge=bridge.address,
+            bridge=bridge.bridge,
             folder=tmp_path,
             replacing=(("base_interval: 0.1s, max_interval: 2s", "base_interval: 0.01s, max_interval: 0.01s"),),
         ) as url,

@@ -18,7 +18,7 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import running_gateway
 from tests.fakes.keys import make_keys
 from tests.fakes.policy import FakePolicy, serving
-from tests.fakes.stack import Envoy, running_envoy
+from tests.fakes.stack import Bridge, Envoy, running_envoy
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -36,10 +36,10 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
     ):
         settings = BridgeSettings(gateway=gateway.address, grace=0, access=access, tls=ours.server(mutual=True))
         async with (
-            bridge_server.serving(settings) as port,
+            bridge_server.serving(settings) as ports,
             running_envoy(
                 gateway=gateway.address,
-                bridge=f"127.0.0.1:{port}",
+                bridge=Bridge.at(ports),
                 folder=folder,
                 insecure_dev=False,
                 tls=ours.server(),
@@ -93,8 +93,8 @@ async def test_the_door_may_ask_for_certificates(tmp_path: Path) -> None:
     policy = FakePolicy(tokenizer_path=write_chat_model(tmp_path / "model"), reply=says_hi)
     async with (
         serving(policy) as gateway,
-        bridge_server.serving(BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)) as port,
-        running_envoy(gateway=gateway, bridge=f"127.0.0.1:{port}", folder=tmp_path, tls=ours.server()) as envoy,
+        bridge_server.serving(BridgeSettings(gateway=gateway, grace=0, insecure_dev=True)) as ports,
+        running_envoy(gateway=gateway, bridge=Bridge.at(ports), folder=tmp_path, tls=ours.server()) as envoy,
     ):
         envoy.change(tls=ours.server(mutual=True))
         await envoy.until("listener_manager.listener_in_place_updated", 1)

@@ -101,6 +101,8 @@ async def test_a_collector_that_is_away_neither_slows_nor_fails_a_call(
 
 
 def test_only_a_plain_address_is_a_collector_for_envoy() -> None:
-    values = EnvoyValues(listen=":1", admin=":1", gateway=":1", bridge=":1", otlp="https://collector:4317")
+    values = EnvoyValues(
+        listen=":1", admin=":1", gateway=":1", bridge=":1", bridge_http=":1", otlp="https://collector:4317"
+    )
     with pytest.raises(ValueError, match="http://host:port"):
         render(templates(), values, Path("envoy"))
