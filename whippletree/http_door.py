@@ -12,6 +12,7 @@ answer that fails after its beginning ends with the connection: in chunks, only 
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -92,16 +93,20 @@ class HttpDoor:
             keepalive_timeout=KEPT,
             access_log=None,  # Envoy has one
             logger=UNHEARD,
+            max_headers=256,
             max_line_size=HEADERS,
             max_field_size=HEADERS,
             auto_decompress=False,  # the bridge does, and bounds it
         )
         try:
-            listener = await loop.create_server(server, host, port, ssl=self._tls, backlog=BACKLOG)
+            # As gRPC does: one port, and `::` is both families.
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            bound = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=host == "::")
+            listener = await loop.create_server(server, sock=bound, ssl=self._tls, backlog=BACKLOG)
         except OSError as error:
             raise OSError(f"cannot listen on {self._address}: {error.strerror or error}") from error
-        self.port = listener.sockets[0].getsockname()[1]
-        self._stack.push_async_callback(server.shutdown, WRITING)
+        self.port = bound.getsockname()[1]
+        self._stack.push_async_callback(server.shutdown, WRITING / 2)  # it waits so long twice
         self._stack.callback(server.pre_shutdown)  # idle connections; the others end after their answers
         self._stack.callback(listener.close)
 
@@ -135,8 +140,13 @@ class _Answers:
         """The answer to one request; what is not written yet aiohttp writes."""
         try:
             response = await self._answer(request)
+        except ConnectionError:
+            raise  # whoever asked went away
         except Exception:
             log.exception("unforeseen failure")
+            if request.writer.output_size:
+                request.protocol.force_close()  # an answer has begun; a second one must not be taken for its rest
+                raise
             response = status(grpc.StatusCode.INTERNAL, "internal error")
         return response if response.prepared else self._in_its_connection(response)
 
@@ -169,7 +179,7 @@ class _Answers:
     async def _written(
         self, request: web.BaseRequest, context: "HttpContext", parts: AsyncGenerator[HttpBody, None]
     ) -> web.StreamResponse:
-        """Write what a method yields; each message is out before the method goes on."""
+        """Write what a method yields, each message before it goes on: all but 64 KiB are with the kernel then."""
         response: web.StreamResponse | None = None
         try:
             async with contextlib.aclosing(parts):

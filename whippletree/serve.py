@@ -233,17 +233,21 @@ async def listening(
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: the port is taken or the address is not ours") from error
     starting = asyncio.ensure_future(server.start())  # cut in the middle, it leaves a server that fails at its stop
+    served = False
     try:
         await asyncio.shield(starting)
         for name in ("", *names):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
         for door in doors:
             await door.open(methods)
+        served = True
         yield port
     finally:
-        await starting
+        await asyncio.wait([starting])
         await checks.enter_graceful_shutdown()
         for door in doors:
             door.leave()
-        await calls.end(notice=notice, grace=grace, drain=drain, cut=cut, haste=haste or asyncio.Event())
+        await calls.end(
+            notice=notice if served else 0, grace=grace, drain=drain, cut=cut, haste=haste or asyncio.Event()
+        )
         await asyncio.gather(server.stop(WRITING), *(door.close() for door in doors))

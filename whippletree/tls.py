@@ -52,6 +52,8 @@ def server_context(tls: ServerTls) -> ssl.SSLContext | None:
         connection.context = made
 
     first = _context(tls)
+    first.options |= ssl.OP_NO_TICKET  # a resumed session is not verified again, against new authorities least of all
+    first.num_tickets = 0
     first.sni_callback = look
     return first
 

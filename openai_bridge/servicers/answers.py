@@ -58,8 +58,11 @@ def completed(
     context: Context,
 ) -> AsyncIterator[HttpBody]:
     """The rpc by which a dialect asks a model for a reply."""
+    given = [request]
+    del request
 
     def parts(scope: Scope) -> AsyncIterator[Part]:
+        request = given.pop()  # for what is made of it a call may be held for long
         caller, headers = convert.caller(request), context.invocation_metadata() or ()
         data = convert.body(request, headers, completions.limits)
         repeat, keeps_alive = convert.repeat(headers), convert.keeps_alive(headers)

@@ -17,7 +17,6 @@ from tests.fakes.gateway import RunningGateway, running_gateway
 from tests.fakes.keys import Keys
 from tests.fakes.stack import Bridge, envoy
 from whippletree.cli import together
-from whippletree.cli.ports import HOST, free_ports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,29 +76,30 @@ async def served(
     settings = BridgeSettings(grace=0, insecure_dev=keys is None, stream=stream or StreamSettings())
     if keys is not None:
         settings = settings.model_copy(update={"access": keys.access})
-    if joint:
-        settings = settings.model_copy(update={"http": f"{HOST}:{free_ports(1)[0]}"})
-    start = partial(_joint, settings) if joint else gateway_server.serving
+    doors: list[Bridge] = []
+    start = partial(_joint, settings, doors) if joint else gateway_server.serving
     async with (
         FakeEngine() as engine,
         running_gateway(folder, start=start, keys=keys, **changes) as gateway,
-        _bridge(settings, gateway, joint) as bridge,
+        _bridge(settings, gateway, doors) as bridge,
     ):
         await gateway.register_model(engine.url, tokenizer_path=str(model))
         yield gateway, bridge, engine
 
 
 @contextlib.asynccontextmanager
-async def _joint(bridge: BridgeSettings, gateway: GatewaySettings) -> AsyncIterator[int]:
+async def _joint(bridge: BridgeSettings, doors: list[Bridge], gateway: GatewaySettings) -> AsyncIterator[int]:
+    """Adds where its bridge is to `doors`."""
     async with together.serving(together.Settings(gateway=gateway, bridge=bridge)) as ports:
+        doors.append(Bridge.at(ports))
         yield ports.grpc
 
 
 @contextlib.asynccontextmanager
-async def _bridge(settings: BridgeSettings, gateway: RunningGateway, joint: bool) -> AsyncIterator[Bridge]:
-    """Where the bridge is."""
+async def _bridge(settings: BridgeSettings, gateway: RunningGateway, joint: list[Bridge]) -> AsyncIterator[Bridge]:
+    """The one that is there already, or a new one."""
     if joint:
-        yield Bridge(gateway.address, settings.http)
+        yield joint[0]
         return
     async with bridge_server.serving(settings.model_copy(update={"gateway": gateway.address})) as ports:
         yield Bridge.at(ports)

@@ -27,6 +27,10 @@ RETRIES = (0, 0, 0, 2)
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+CLUSTERS = {"bridges": ("bridge", "bridge-http"), "gateways": ("gateway",)}
+"""What Envoy calls them."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Place:
     """One replica: its process may change, its address does not."""
@@ -144,7 +148,7 @@ async def cluster(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[Cluster]:
         await asyncio.gather(*(place.start() for place in bridges))
         first, second = (place.running.bridge for place in bridges)
         envoy.change(bridge=first.and_also(second))
-        for name in ("bridge", "bridge-http"):
+        for name in CLUSTERS["bridges"]:
             await envoy.until(f"cluster.{name}.membership_healthy", 2)
         front = RunningGateway(address=door, channel=await stack.enter_async_context(connect(door)))
         await front.create_run("r")
@@ -181,7 +185,8 @@ async def test_a_rolling_restart_is_seen_by_no_harness(cluster: Cluster, kind: s
         assert await place.running.process.wait() == 0
         await cluster.more()
         await place.start_again()
-        await cluster.envoy.until(f"cluster.{kind.removesuffix('s')}.membership_healthy", 2)
+        for name in CLUSTERS[kind]:
+            await cluster.envoy.until(f"cluster.{name}.membership_healthy", 2)
 
 
 async def test_calls_that_a_stopping_gateway_holds_go_on_at_the_other(cluster: Cluster) -> None:

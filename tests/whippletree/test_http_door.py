@@ -316,10 +316,38 @@ async def test_a_port_in_use_is_an_error_that_names_it() -> None:
                 pass
 
 
+async def test_all_addresses_are_those_of_both_families() -> None:
+    door = HttpDoor([NAME], "[::]:0")
+    async with listening([], "127.0.0.1:0", grace=0, doors=[door]), httpx.AsyncClient() as client:
+        for host in ("127.0.0.1", "[::1]"):
+            assert (await client.get(f"http://{host}:{door.port}/healthz")).status_code == 200
+
+
+async def test_a_stream_that_nobody_reads_any_more_is_no_failure_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    begun, gone = asyncio.Event(), asyncio.Event()
+
+    async def script(request: Any, context: Any) -> AsyncIterator[HttpBody]:
+        context.add_done_callback(lambda _: gone.set())
+        yield event(b"data: 1\n\n")
+        begun.set()
+        while True:
+            yield event(b"x" * 65_536)
+
+    async with serving(script, grace=60) as client:
+        for _ in range(20):
+            begun.clear()
+            gone.clear()
+            async with connected(client) as (_, writer):
+                writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode())
+                await begun.wait()
+            await gone.wait()
+    assert "unforeseen" not in caplog.text
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:abc", "127.0.0.1", "127.0.0.1:-1"])
 async def test_an_address_that_is_none_is_an_error(address: str) -> None:
     with pytest.raises(OSError, match=f"cannot listen on {address}"):
-        async with listening([], "127.0.0.1:0", grace=0, doors=[HttpDoor([NAME], address)]):
+        async with listening([], "127.0.0.1:0", notice=600, grace=600, doors=[HttpDoor([NAME], address)]):
             pass
 
 

@@ -1,11 +1,15 @@
 """Servers and channels with certificates made here: who is let in; a renewed one is used without a new start."""
 
+import asyncio
+import contextlib
 import shutil
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import httpx
@@ -127,6 +131,34 @@ async def test_by_http_the_same_are_let_in(ours: Authority, tmp_path: Path) -> N
         assert not await is_let_in(url, strangers, shown=ours)
         with pytest.raises(httpx.TransportError):
             await client.get(url.replace("https", "http"))
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_by_http_no_session_outlives_the_authority_that_let_it_in(
+    ours: Authority, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    tls = ours.server(mutual=True)
+    trust = ssl.create_default_context(cafile=str(ours.path))
+    trust.minimum_version = trust.maximum_version = version
+    trust.load_cert_chain(*ours.sign("client"))
+
+    def asks(url: str, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
+        """(Beginning of the answer, the session to be resumed)."""
+        at = urlsplit(url)
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((at.hostname, at.port or 0), timeout=60) as plain,
+            trust.wrap_socket(plain, server_hostname=at.hostname, session=session) as secured,
+        ):
+            secured.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            return secured.recv(12), secured.session
+        return b"", None
+
+    async with by_http(tls) as url:
+        said, session = await asyncio.to_thread(asks, url, None)
+        assert said == b"HTTP/1.1 200"
+        shutil.copy(authority(tmp_path / "renewed").path, ours.path)
+        assert (await asyncio.to_thread(asks, url, session))[0] == b""
 
 
 async def test_by_http_a_renewed_certificate_and_a_renewed_authority_hold_for_the_next_connection(

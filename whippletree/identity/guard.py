@@ -123,7 +123,9 @@ class Guard:
     ) -> Callable[..., AsyncIterator[Any]]:
         async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             await self.admit(rule, request, context.invocation_metadata())
-            async for message in method(request, context):
+            messages = method(request, context)
+            del request  # a call may be held for long, and its body be large
+            async for message in messages:
                 yield message
 
         return guarded
