@@ -174,8 +174,13 @@ def _stream(method: Callable[..., AsyncIterator[Any]], name: str, calls: Calls) 
             messages = method(request, context)
             del request  # see `_status`
             async for message in messages:
+                calls.writes()
                 yield message
-            return
+                if not calls.goes_on():
+                    break
+            else:
+                return
+            status = _status(STOPS, name)
         except asyncio.CancelledError:
             if not calls.was_cut():
                 raise

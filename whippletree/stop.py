@@ -49,6 +49,7 @@ class Calls:
         self.refusing = False
         self._running: set[asyncio.Task[Any]] = set()
         self._cut: set[asyncio.Task[Any]] = set()
+        self._writing: set[asyncio.Task[Any]] = set()
         self._none = asyncio.Event()
         self._none.set()
 
@@ -60,6 +61,20 @@ class Calls:
         self._none.clear()
         task.add_done_callback(self._ended)
 
+    def writes(self) -> None:
+        """The present task hands out a message. It is not cancelled before `goes_on`: what would be cancelled is the
+        writing, and then the server can send no status."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._writing.add(task)
+
+    def goes_on(self) -> bool:
+        """The message has been written. False = the stop has come to this call meanwhile."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._writing.discard(task)
+        return task not in self._cut
+
     def was_cut(self) -> bool:
         """Whether the stop, and not its caller, has cancelled the present task; it may go on, to say so."""
         task = asyncio.current_task()
@@ -70,6 +85,7 @@ class Calls:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
+        self._writing.discard(task)
         if not self._running:
             self._none.set()
 
@@ -93,7 +109,7 @@ class Calls:
             cut()
             await first_of(self._none, seconds=WRITING)
         self._cut = set(self._running)
-        for task in self._cut:
+        for task in self._cut - self._writing:
             task.cancel()
         await first_of(self._none, seconds=WRITING)
 

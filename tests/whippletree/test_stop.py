@@ -174,6 +174,23 @@ async def test_a_service_may_end_its_answers_in_its_own_words() -> None:
         assert (await answered).rollout.name == ASK.name
 
 
+async def test_a_stream_that_is_cut_while_it_writes_ends_with_a_status_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("whippletree.stop.WRITING", LONG)
+    monkeypatch.setattr("whippletree.serve.WRITING", LONG)
+    async with serving(grace=0) as server:
+        watch = server.stub.WatchRollouts(rollout_pb2.WatchRolloutsRequest(resume_token="much"))
+        await server.servicer.asked.acquire()
+        stopping = asyncio.create_task(server.stack.aclose())
+        await server.refusing.wait()
+        for _ in range(100):  # the cut, while a message waits for room on the wire
+            await asyncio.sleep(0)
+        async with cut():
+            await to_the_end(watch)
+        await stopping
+
+
 async def test_a_watcher_that_reads_nothing_does_not_see_a_clean_end() -> None:
     async with serving(grace=0) as server:
         watch = server.stub.WatchRollouts(rollout_pb2.WatchRolloutsRequest(resume_token="much"))
