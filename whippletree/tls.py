@@ -1,35 +1,25 @@
 """Certificates from files to gRPC's credentials, for servers and for clients, and to contexts of Python's `ssl`."""
 
 import ssl
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 
 from whippletree.settings import ClientTls, ServerTls
+
+T = TypeVar("T")
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials | None:
     """Credentials whose files are looked at again for every new connection; None = no TLS. OSError."""
     if tls.certificate is None:
         return None
-    seen = _signature(tls)
-
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """What a file's change makes of it; None = no change."""
-        nonlocal seen
-        try:
-            now = _signature(tls)
-            if now == seen:
-                return None
-            made = _certificates(tls)
-        except OSError:
-            return None  # half of a change; the next connection looks again
-        seen = now
-        return made
-
+    renewed = _renewal(tls, _certificates)
     return grpc.dynamic_ssl_server_credentials(
         _certificates(tls),
-        fetch,  # type: ignore[arg-type]  # None is allowed, as its documentation says
+        renewed,  # type: ignore[arg-type]  # None is allowed, as its documentation says
         require_client_authentication=tls.client_authority is not None,
     )
 
@@ -38,20 +28,15 @@ def server_context(tls: ServerTls) -> ssl.SSLContext | None:
     """The same for a server that is not gRPC's: its files are looked at again for every new connection. OSError."""
     if tls.certificate is None:
         return None
-    seen, made = _signature(tls), _context(tls)
+    renewed, first = _renewal(tls, _context), _context(tls)
+    made = first
 
     def look(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context_of: ssl.SSLContext) -> None:
         """Called at the beginning of every handshake."""
-        nonlocal seen, made
-        try:
-            now = _signature(tls)
-            if now != seen:
-                made, seen = _context(tls), now
-        except OSError:  # ssl.SSLError is one
-            pass  # half of a change; the next connection looks again
+        nonlocal made
+        made = renewed() or made
         connection.context = made
 
-    first = _context(tls)
     first.options |= ssl.OP_NO_TICKET  # a resumed session is not verified again, against new authorities least of all
     first.num_tickets = 0
     first.sni_callback = look
@@ -63,6 +48,25 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials | None:
     if tls.authority is None:
         return None
     return grpc.ssl_channel_credentials(_bytes(tls.authority), _bytes(tls.key), _bytes(tls.certificate))
+
+
+def _renewal(tls: ServerTls, make: Callable[[ServerTls], T]) -> Callable[[], T | None]:
+    """A function that says what a change of the files has made of them; None = no change since it was asked last."""
+    seen = _signature(tls)
+
+    def renewed() -> T | None:
+        nonlocal seen
+        try:
+            now = _signature(tls)
+            if now == seen:
+                return None
+            made = make(tls)
+        except OSError:  # ssl.SSLError is one
+            return None  # half of a change; the next connection looks again
+        seen = now
+        return made
+
+    return renewed
 
 
 def _context(tls: ServerTls) -> ssl.SSLContext:
