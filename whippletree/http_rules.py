@@ -42,7 +42,8 @@ class Rule:
         except UnicodeDecodeError:
             raise InvalidFieldError("The path is not UTF-8.") from None
         if self.body:
-            getattr(made, self.body).MergeFrom(HttpBody(content_type=content_type, data=data))
+            given: HttpBody = getattr(made, self.body)
+            given.content_type, given.data = content_type, data
         return made
 
 

@@ -37,7 +37,9 @@ async def answer(
     with in_flight.scope() as scope:
         context.add_done_callback(lambda _: scope.cancel())  # type: ignore[arg-type]  # typed for unary
         try:
-            async for part in parts(scope):
+            answered = parts(scope)
+            del parts  # and the request with it: a call may be held for long
+            async for part in answered:
                 sent = sent or part.content_type
                 yield convert.http_body(part)
         except (asyncio.CancelledError, GeneratorExit):
@@ -58,11 +60,8 @@ def completed(
     context: Context,
 ) -> AsyncIterator[HttpBody]:
     """The rpc by which a dialect asks a model for a reply."""
-    given = [request]
-    del request
 
     def parts(scope: Scope) -> AsyncIterator[Part]:
-        request = given.pop()  # for what is made of it a call may be held for long
         caller, headers = convert.caller(request), context.invocation_metadata() or ()
         data = convert.body(request, headers, completions.limits)
         repeat, keeps_alive = convert.repeat(headers), convert.keeps_alive(headers)
