@@ -32,7 +32,7 @@ from whippletree.stop import Signals
 from whippletree.telemetry import Telemetry, observing
 from whippletree.tls import server_context
 
-DIALECTS = ("whippletree.v1.AnthropicBridgeService", "whippletree.v1.OpenAIBridgeService")
+OPENAI, ANTHROPIC = DIALECTS = ("whippletree.v1.OpenAIBridgeService", "whippletree.v1.AnthropicBridgeService")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class Ports:
     grpc: int
     http: int
 
-    def line(self, listen: str, settings: BridgeSettings) -> str:
-        """What a process says once it serves."""
-        hosts = [address.rpartition(":")[0] for address in (listen, settings.http)]
+    def line(self, *addresses: str) -> str:
+        """What a process says once it serves on these two."""
+        hosts = [address.rpartition(":")[0] for address in addresses]
         return f"listening on {hosts[0]}:{self.grpc}, for plain HTTP on {hosts[1]}:{self.http}"
 
 
@@ -52,7 +52,7 @@ async def serve(settings: BridgeSettings) -> None:
     """Serve until SIGTERM or SIGINT; says where on standard output."""
     signals = Signals.caught()
     async with serving(settings, signals.haste) as ports:
-        print(ports.line(settings.listen, settings), flush=True)
+        print(ports.line(settings.listen, settings.http), flush=True)
         await signals.stop.wait()
 
 
@@ -136,11 +136,11 @@ def _services(
     anthropic = AnthropicServicer(completions=completions, models=models, in_flight=in_flight)
     return [
         Service(
-            full_name=DIALECTS[1],
+            full_name=OPENAI,
             register=lambda server: bridge_pb2_grpc.add_OpenAIBridgeServiceServicer_to_server(openai, server),
         ),
         Service(
-            full_name=DIALECTS[0],
+            full_name=ANTHROPIC,
             register=lambda server: bridge_pb2_grpc.add_AnthropicBridgeServiceServicer_to_server(anthropic, server),
         ),
     ]

@@ -55,8 +55,7 @@ class Calls:
 
     def begin(self) -> None:
         """Count the present task until it ends, its status written."""
-        task = asyncio.current_task()
-        assert task is not None
+        task = _present()
         self._running.add(task)
         self._none.clear()
         task.add_done_callback(self._ended)
@@ -64,20 +63,17 @@ class Calls:
     def writes(self) -> None:
         """The present task hands out a message. It is not cancelled before `goes_on`: what would be cancelled is the
         writing, and then the server can send no status."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._writing.add(task)
+        self._writing.add(_present())
 
     def goes_on(self) -> bool:
         """The message has been written. False = the stop has come to this call meanwhile."""
-        task = asyncio.current_task()
-        assert task is not None
+        task = _present()
         self._writing.discard(task)
         return task not in self._cut
 
     def was_cut(self) -> bool:
         """Whether the stop, and not its caller, has cancelled the present task; it may go on, to say so."""
-        task = asyncio.current_task()
+        task = _present()
         if task not in self._cut:
             return False
         task.uncancel()
@@ -112,6 +108,12 @@ class Calls:
         for task in self._cut - self._writing:
             task.cancel()
         await first_of(self._none, seconds=WRITING)
+
+
+def _present() -> "asyncio.Task[Any]":
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 async def first_of(*events: asyncio.Event, seconds: float) -> None:

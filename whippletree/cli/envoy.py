@@ -76,7 +76,8 @@ def render(texts: Mapping[str, str], values: EnvoyValues, config: Path) -> dict[
     filled["TRACING"] = envoy_tracing.tracing(values.otlp, values.trace_ratio)
     filled["OTLP_CLUSTER"] = envoy_tracing.cluster(values.otlp)
     files = envoy_tls.secrets(values.tls, values.upstream_tls)
-    for name, addresses in _clusters(values):
+    bridges = (("bridge", values.bridge), ("bridge-http", values.bridge_http))
+    for name, addresses in (("gateway", values.gateway), *bridges):
         replicas = [_split(address) for address in addresses.split(",")]
         files[f"endpoints-{name}.yaml"] = _endpoints(name, replicas)
         filled[f"{name.upper().replace('-', '_')}_DISCOVERY"] = _discovery(name, replicas, config)
@@ -93,11 +94,6 @@ def write(files: Mapping[str, str], config: Path) -> None:
         fresh = config / f".{name}"
         fresh.write_text(text)
         fresh.replace(path)  # Envoy looks when something is moved into the folder
-
-
-def _clusters(values: EnvoyValues) -> tuple[tuple[str, str], ...]:
-    """Name and addresses of each."""
-    return ("gateway", values.gateway), ("bridge", values.bridge), ("bridge-http", values.bridge_http)
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -88,7 +88,7 @@ async def main(settings: Settings) -> None:
     """Serve."""
     signals = Signals.caught()
     async with serving(settings, signals.haste) as ports:
-        print(ports.line(settings.gateway.listen, settings.bridge), flush=True)
+        print(ports.line(settings.gateway.listen, settings.bridge.http), flush=True)
         await signals.stop.wait()
 
 
