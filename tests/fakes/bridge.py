@@ -53,10 +53,7 @@ class Bridge:
         metadata: Sequence[tuple[str, str]] = (),
     ) -> Any:
         """A chat completion, direct over gRPC; HTTP headers arrive as `metadata`."""
-        request = bridge_pb2.ChatCompletionsRequest(
-            rollout=rollout, attempt=attempt, mode=mode, body=HttpBody(content_type="application/json", data=body)
-        )
-        return self.stub.ChatCompletions(request, metadata=tuple(metadata))
+        return self.stub.ChatCompletions(request(body, rollout, attempt, mode), metadata=tuple(metadata))
 
 
 @asynccontextmanager
@@ -95,6 +92,15 @@ async def _served(settings: BridgeSettings, policy: FakePolicy | None) -> AsyncI
         listening(offer.services, settings.listen, drain=offer.drain, layers=[telemetry.layer]) as port,
     ):
         yield port
+
+
+def request(
+    body: bytes, rollout: str = "r1", attempt: str = "1", mode: str = "train"
+) -> bridge_pb2.ChatCompletionsRequest:
+    """A chat completion as a message."""
+    return bridge_pb2.ChatCompletionsRequest(
+        rollout=rollout, attempt=attempt, mode=mode, body=HttpBody(content_type="application/json", data=body)
+    )
 
 
 def stub(channel: grpc.aio.Channel) -> "bridge_pb2_grpc.OpenAIBridgeServiceAsyncStub":

@@ -1,10 +1,12 @@
 """Certificates for tests of TLS: an authority, and what it signs."""
 
 import ipaddress
+import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -58,6 +60,18 @@ def authority(folder: Path, name: str = "authority") -> Authority:
     path = folder / f"{name}.pem"
     path.write_bytes(certificate.public_bytes(Encoding.PEM))
     return Authority(path=path, certificate=certificate, key=key)
+
+
+async def lets_in(url: str, trusted: Authority, *, shown: Authority | None = None) -> bool:
+    """Whether a client is answered that trusts one authority and shows a certificate of one, or none."""
+    trust = ssl.create_default_context(cafile=str(trusted.path))
+    if shown is not None:
+        trust.load_cert_chain(*shown.sign("client"))
+    async with httpx.AsyncClient(verify=trust, timeout=60) as client:
+        try:
+            return (await client.get(url)).status_code == 200
+        except (httpx.TransportError, ssl.SSLError):  # after the handshake it is the second
+            return False
 
 
 def _builder(name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:

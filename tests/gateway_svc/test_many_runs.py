@@ -4,12 +4,11 @@ import asyncio
 import json
 from pathlib import Path
 
-from google.api.httpbody_pb2 import HttpBody
-from whippletree.v1 import bridge_pb2, event_pb2, inference_pb2, model_pb2, phase_pb2, rollout_pb2
+from whippletree.v1 import event_pb2, inference_pb2, model_pb2, phase_pb2, rollout_pb2
 
 from openai_bridge import server
 from openai_bridge.settings import BridgeSettings
-from tests.fakes.bridge import BODY, read, stub
+from tests.fakes.bridge import BODY, read, request, stub
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import RunningGateway, packed, refused
@@ -149,10 +148,7 @@ async def test_a_judge_is_called_by_name_through_the_bridge(
         asked = {}
         for name in ("judge", "other"):
             body = json.dumps({**BODY, "model": name}).encode()
-            request = bridge_pb2.ChatCompletionsRequest(
-                rollout="a", attempt="1", mode="train", body=HttpBody(content_type="application/json", data=body)
-            )
-            asked[name] = await read(stub(channel).ChatCompletions(request))
+            asked[name] = await read(stub(channel).ChatCompletions(request(body, "a")))
     assert asked["judge"][0] == 200
     assert asked["other"][0] == 404, "another run's policy is not there for this rollout"
     (event,) = await gateway.list_events("a")

@@ -10,12 +10,11 @@ from typing import Any
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from google.api.httpbody_pb2 import HttpBody
 from whippletree.v1 import bridge_pb2, event_pb2, identity_pb2, rollout_pb2
 from whippletree.v1.identity_pb2_grpc import IdentityServiceStub
 
 from openai_bridge.key_set import KeySet
-from tests.fakes.bridge import read, stub
+from tests.fakes.bridge import read, request, stub
 from tests.fakes.engine import FakeEngine, Reply
 from tests.fakes.gateway import RunningGateway
 from tests.fakes.keys import bearer, make_keys
@@ -48,12 +47,9 @@ class Guarded:
         self, key: str, rollout: str = "", attempt: str = "", mode: str = "", *, retries: int = 0
     ) -> grpc.StatusCode:
         """The code by which a chat completion with this key ends; `retries` = how often its client sent it before."""
-        request = bridge_pb2.ChatCompletionsRequest(
-            rollout=rollout, attempt=attempt, mode=mode, body=HttpBody(content_type="application/json", data=BODY)
-        )
         async with connect(self.bridge, bearer(key)) as channel:
             headers = (("x-stainless-retry-count", str(retries)),)
-            call: Any = stub(channel).ChatCompletions(request, metadata=headers)
+            call: Any = stub(channel).ChatCompletions(request(BODY, rollout, attempt, mode), metadata=headers)
             await read(call)
             code: grpc.StatusCode = await call.code()
             return code

@@ -33,18 +33,21 @@ class Scripted(bridge_pb2_grpc.OpenAIBridgeServiceServicer):
         return self._script(request, context)
 
 
-@contextlib.asynccontextmanager
-async def serving(script: Script, limit: int = 1 << 20, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a server with this script."""
+def service_of(script: Script) -> Service:
     servicer = Scripted(script)  # type: ignore[abstract]  # the other methods are not asked
-    service = Service(
+    return Service(
         full_name=NAME,
         register=lambda server: bridge_pb2_grpc.add_OpenAIBridgeServiceServicer_to_server(servicer, server),
     )
+
+
+@contextlib.asynccontextmanager
+async def serving(script: Script, limit: int = 1 << 20, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server with this script."""
     door = HttpDoor([NAME], "127.0.0.1:0", limit=limit)
     given: dict[str, Any] = {"grace": 0, "doors": [door]} | more
     async with (
-        listening([service], "127.0.0.1:0", **given),
+        listening([service_of(script)], "127.0.0.1:0", **given),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{door.port}", timeout=60) as client,
     ):
         yield client
@@ -352,13 +355,8 @@ async def test_an_address_that_is_none_is_an_error(address: str) -> None:
 
 
 async def test_the_same_rpc_is_there_by_grpc() -> None:
-    servicer = Scripted(echo)  # type: ignore[abstract]  # the other methods are not asked
-    service = Service(
-        full_name=NAME,
-        register=lambda server: bridge_pb2_grpc.add_OpenAIBridgeServiceServicer_to_server(servicer, server),
-    )
     async with (
-        listening([service], "127.0.0.1:0", grace=0, doors=[HttpDoor([NAME], "127.0.0.1:0")]) as port,
+        listening([service_of(echo)], "127.0.0.1:0", grace=0, doors=[HttpDoor([NAME], "127.0.0.1:0")]) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         stub: Any = bridge_pb2_grpc.OpenAIBridgeServiceStub(channel)

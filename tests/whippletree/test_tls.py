@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
-from tests.fakes.certificates import Authority, authority
+from tests.fakes.certificates import Authority, authority, lets_in
 from whippletree.channel import connect
 from whippletree.http_door import HttpDoor
 from whippletree.serve import listening
@@ -110,25 +110,13 @@ async def by_http(tls: ServerTls) -> AsyncIterator[str]:
         yield f"https://127.0.0.1:{door.port}/healthz"
 
 
-async def is_let_in(url: str, trusted: Authority, shown: Authority | None = None) -> bool:
-    """Whether a client is answered that trusts one authority and shows a certificate of one, or none."""
-    trust = ssl.create_default_context(cafile=str(trusted.path))
-    if shown is not None:
-        trust.load_cert_chain(*shown.sign("client"))
-    async with httpx.AsyncClient(verify=trust, timeout=60) as client:
-        try:
-            return (await client.get(url)).status_code == 200
-        except httpx.TransportError:
-            return False
-
-
 async def test_by_http_the_same_are_let_in(ours: Authority, tmp_path: Path) -> None:
     strangers = authority(tmp_path / "strangers")
     async with by_http(ours.server(mutual=True)) as url, httpx.AsyncClient() as client:
-        assert await is_let_in(url, ours, shown=ours)
-        assert not await is_let_in(url, ours)
-        assert not await is_let_in(url, ours, shown=strangers)
-        assert not await is_let_in(url, strangers, shown=ours)
+        assert await lets_in(url, ours, shown=ours)
+        assert not await lets_in(url, ours)
+        assert not await lets_in(url, ours, shown=strangers)
+        assert not await lets_in(url, strangers, shown=ours)
         with pytest.raises(httpx.TransportError):
             await client.get(url.replace("https", "http"))
 
@@ -171,15 +159,15 @@ async def test_by_http_a_renewed_certificate_and_a_renewed_authority_hold_for_th
     assert fresh.certificate
     assert fresh.key
     async with by_http(tls) as url:
-        assert await is_let_in(url, ours, shown=ours)
+        assert await lets_in(url, ours, shown=ours)
         tls.key.write_text("half of a change")
-        assert await is_let_in(url, ours, shown=ours)
+        assert await lets_in(url, ours, shown=ours)
         shutil.copy(fresh.certificate, tls.certificate)
         shutil.copy(fresh.key, tls.key)
-        assert await is_let_in(url, renewed_by, shown=ours)
+        assert await lets_in(url, renewed_by, shown=ours)
         shutil.copy(renewed_by.path, ours.path)  # which the server asks of its clients
-        assert await is_let_in(url, renewed_by, shown=renewed_by)
-        assert not await is_let_in(url, renewed_by, shown=ours)
+        assert await lets_in(url, renewed_by, shown=renewed_by)
+        assert not await lets_in(url, renewed_by, shown=ours)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,12 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from google.api.httpbody_pb2 import HttpBody
-from whippletree.v1 import bridge_pb2, model_call_pb2
+from whippletree.v1 import model_call_pb2
 
 from openai_bridge import server
 from openai_bridge.settings import BridgeSettings
 from tests.deploy.envoy.conftest import ROLLOUT
-from tests.fakes.bridge import BODY, read, sampled, stub
+from tests.fakes.bridge import BODY, read, request, sampled, stub
 from tests.fakes.certificates import authority
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.policy import FakePolicy, Request, Sampled, serving
@@ -154,12 +153,8 @@ async def test_a_changed_limit_holds_for_new_connections_and_old_ones_end_with_t
 
 async def test_a_grpc_call_outlives_a_change_of_the_listener(replicas: Replicas) -> None:
     async with connect(replicas.envoy.url.removeprefix("http://")) as channel:
-        call = stub(channel).ChatCompletions(
-            bridge_pb2.ChatCompletionsRequest(
-                rollout="r1", attempt="1", mode="eval", body=HttpBody(data=json.dumps(BODY).encode())
-            )
-        )
-        await replicas.policy.until(lambda: any(waits(request) for request in replicas.policy.asked))
+        call = stub(channel).ChatCompletions(request(json.dumps(BODY).encode(), mode="eval"))
+        await replicas.policy.until(lambda: any(waits(one) for one in replicas.policy.asked))
         replicas.envoy.change(("request_headers_timeout: 10s", "request_headers_timeout: 11s"))
         await replicas.envoy.until("listener_manager.listener_in_place_updated", 1)
         replicas.go.set()

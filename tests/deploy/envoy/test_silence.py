@@ -9,11 +9,9 @@ import json
 from pathlib import Path
 
 import httpx
-from google.api.httpbody_pb2 import HttpBody
-from whippletree.v1 import bridge_pb2
 
 from tests.deploy.envoy.conftest import ROLLOUT
-from tests.fakes.bridge import BODY, read, sampled, stub
+from tests.fakes.bridge import BODY, read, request, sampled, stub
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.policy import FakePolicy, Request, Sampled, serving
 from tests.fakes.stack import envoy, service
@@ -21,12 +19,6 @@ from whippletree.channel import connect
 
 SILENCE = 17
 """Seconds: a route's default limit is 15."""
-REQUEST = bridge_pb2.ChatCompletionsRequest(
-    rollout="r1",
-    attempt="1",
-    mode="train",
-    body=HttpBody(content_type="application/json", data=json.dumps(BODY).encode()),
-)
 
 
 async def test_silent_call_outlives_default_limits_and_many_pings_and_leaves_a_line_in_the_log(tmp_path: Path) -> None:
@@ -47,7 +39,7 @@ async def test_silent_call_outlives_default_limits_and_many_pings_and_leaves_a_l
             for stream in (False, True)
         ]
         async with connect(url.removeprefix("http://")) as channel:  # Envoy pings the bridge where it asks it by gRPC
-            by_grpc = asyncio.create_task(read(stub(channel).ChatCompletions(REQUEST)))
+            by_grpc = asyncio.create_task(read(stub(channel).ChatCompletions(request(json.dumps(BODY).encode()))))
             answers = await asyncio.gather(*calls)
             status, body = await by_grpc
     assert status == 200

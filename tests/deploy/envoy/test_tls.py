@@ -12,7 +12,7 @@ from whippletree.v1 import rollout_pb2
 from openai_bridge import server as bridge_server
 from openai_bridge.settings import BridgeSettings
 from tests.fakes.bridge import says_hi
-from tests.fakes.certificates import Authority, authority
+from tests.fakes.certificates import Authority, authority, lets_in
 from tests.fakes.chat_model import write_chat_model
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import running_gateway
@@ -98,18 +98,7 @@ async def test_the_door_may_ask_for_certificates(tmp_path: Path) -> None:
     ):
         envoy.change(tls=ours.server(mutual=True))
         await envoy.until("listener_manager.listener_in_place_updated", 1)
-        assert not await lets_in(envoy.url, ours, shown=None)
-        assert not await lets_in(envoy.url, ours, shown=authority(tmp_path / "strangers"))
-        assert await lets_in(envoy.url, ours, shown=ours)
-
-
-async def lets_in(url: str, trusted: Authority, *, shown: Authority | None) -> bool:
-    """Whether a client is answered that shows a certificate of this authority, or none."""
-    trust = ssl.create_default_context(cafile=str(trusted.path))
-    if shown is not None:
-        trust.load_cert_chain(*shown.sign("client"))
-    async with httpx.AsyncClient(verify=trust, timeout=60) as client:
-        try:
-            return (await client.get(f"{url}/healthz")).is_success
-        except (httpx.TransportError, ssl.SSLError):  # after the handshake it is the second
-            return False
+        url = f"{envoy.url}/healthz"
+        assert not await lets_in(url, ours)
+        assert not await lets_in(url, ours, shown=authority(tmp_path / "strangers"))
+        assert await lets_in(url, ours, shown=ours)
